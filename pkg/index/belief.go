@@ -138,7 +138,7 @@ func (b *Belief) stored(ev *kvevents.BlockStored) Effect {
 		}
 		b.count(e, tier, ev.Group, 1)
 		eff.Stored++
-		if learn && !b.learn(e, contentOf(ev, i)) {
+		if learn && !b.learn(e, b.contentOf(ev, i)) {
 			eff.Conflicts++
 		}
 	}

@@ -17,7 +17,7 @@ type content struct {
 // contentOf reads block i of an aligned event: its own tokens, and as parent the
 // block before it in the event or else the event's. A parent of 0 is a hash like
 // any other; only an absent one makes a first block.
-func contentOf(ev *kvevents.BlockStored, i int) content {
+func (b *Belief) contentOf(ev *kvevents.BlockStored, i int) content {
 	var c content
 	switch {
 	case i > 0:
@@ -32,7 +32,7 @@ func contentOf(ev *kvevents.BlockStored, i int) content {
 		keys = ev.ExtraKeys[i]
 	}
 	tokens := ev.TokenIDs[i*ev.BlockSize : (i+1)*ev.BlockSize]
-	c.local = hashing.Local(tokens, kvevents.Extra(ev.LoRAName, keys))
+	c.local = b.scheme.Local(tokens, kvevents.Extra(ev.LoRAName, keys))
 	return c
 }
 
@@ -85,7 +85,7 @@ func (b *Belief) place(e *entry) {
 		b.park(e)
 		return
 	}
-	b.setKey(e, hashing.Chain(parent, e.local))
+	b.setKey(e, b.scheme.Chain(parent, e.local))
 	for todo := []*entry{e}; len(todo) > 0; {
 		p := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
@@ -95,7 +95,7 @@ func (b *Belief) place(e *entry) {
 				break
 			}
 			b.unlink(child)
-			b.setKey(child, hashing.Chain(p.key, child.local))
+			b.setKey(child, b.scheme.Chain(p.key, child.local))
 			b.touch(child)
 			todo = append(todo, child)
 		}

@@ -199,7 +199,7 @@ func (b *Belief) restoreContent(e *entry, r *Record) error {
 		e.state = conflicted
 		b.stats.Conflicts++
 	case r.HasKey:
-		if want := hashing.Chain(b.scheme.Root(b.model, b.blockSize), r.Local); e.root && r.Key != want {
+		if want := b.scheme.Chain(b.scheme.Root(b.model, b.blockSize), r.Local); e.root && r.Key != want {
 			return errors.New("key is not that of this scheme and model")
 		}
 		b.setKey(e, r.Key)
