@@ -10,8 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/prefixroute/prefixroute/cmd/prefixroute/internal/audit"
-	"github.com/prefixroute/prefixroute/cmd/prefixroute/internal/compare"
-	"github.com/prefixroute/prefixroute/cmd/prefixroute/internal/demo"
 	"github.com/prefixroute/prefixroute/pkg/ops"
 )
 
@@ -29,6 +27,6 @@ func newCommand() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(demo.NewCommand(), compare.NewCommand(), audit.NewCommand())
+	root.AddCommand(newDemoCommand(), newCompareCommand(), audit.NewCommand())
 	return root
 }

@@ -124,6 +124,9 @@ func Run(ctx context.Context, t Target, load Load, progress Progress) (Result, e
 	return c.finish(ctx, t, before, &sum)
 }
 
+// pollInterval is the pause between two looks at something that is about to change.
+const pollInterval = 20 * time.Millisecond
+
 // countersDeadline bounds the wait for the engines' counters to cover the run.
 const countersDeadline = 10 * time.Second
 
@@ -147,7 +150,7 @@ func (c *client) finish(ctx context.Context, t Target, before counters, sum *tal
 			r.TTFTp50MS, r.TTFTp95MS = quantile(sum.ttft, 0.50), quantile(sum.ttft, 0.95)
 			return r, nil
 		}
-		if err := wait(ctx, 20*time.Millisecond); err != nil {
+		if err := wait(ctx, pollInterval); err != nil {
 			return Result{}, fmt.Errorf("the servers counted %d prompt tokens of the %d sent: %w", queries, want, err)
 		}
 	}

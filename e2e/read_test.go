@@ -1,0 +1,103 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+)
+
+// askAll sends requests one after the other through the first router.
+func (f *fleet) askAll(t *testing.T, requests [][]byte) []reply {
+	t.Helper()
+	var out []reply
+	for _, body := range requests {
+		out = append(out, f.ask(t.Context(), 0, body))
+	}
+	return out
+}
+
+func median(replies []reply) time.Duration {
+	var took []time.Duration
+	for _, r := range replies {
+		took = append(took, r.took)
+	}
+	slices.Sort(took)
+	return took[len(took)/2]
+}
+
+// text reads a page.
+func text(t *testing.T, url string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	page, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(page)
+}
+
+// replicaStatus is the part of the indexer's /replicas that the tests read.
+type replicaStatus struct {
+	Name       string `json:"name"`
+	State      string `json:"state"`
+	Generation struct {
+		Counter uint64 `json:"counter"`
+	} `json:"generation"`
+}
+
+func generationsOf(t *testing.T, f *fleet) map[string]uint64 {
+	t.Helper()
+	var page struct {
+		Replicas []replicaStatus `json:"replicas"`
+	}
+	if err := getJSON(t.Context(), f.indexerOps+"/replicas", &page); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]uint64{}
+	for _, r := range page.Replicas {
+		out[r.Name] = r.Generation.Counter
+	}
+	return out
+}
+
+func allOnes(m map[string]uint64) bool {
+	for _, n := range m {
+		if n != 1 {
+			return false
+		}
+	}
+	return len(m) > 0
+}
+
+var failedWrite = regexp.MustCompile(`(?m)^prefixroute_indexer_store_writes_total\{[^}]*outcome="(error|failed|timeout)"[^}]*\} [1-9]`)
+
+func failedWrites(page string) bool { return failedWrite.MatchString(page) }
+
+var lagging = regexp.MustCompile(`(?m)^prefixroute_indexer_store_behind(\{[^}]*\})? ([0-9.e+]+)$`)
+
+// copyIsWhole says whether the durable copy has caught up with memory.
+func copyIsWhole(t *testing.T, f *fleet) error {
+	t.Helper()
+	found := lagging.FindAllStringSubmatch(text(t, f.indexerOps+"/metrics"), -1)
+	if len(found) == 0 {
+		return fmt.Errorf("no metric says how far the copy is behind")
+	}
+	for _, m := range found {
+		if m[2] != "0" {
+			return fmt.Errorf("the copy is behind: %s", m[0])
+		}
+	}
+	return nil
+}
