@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"strconv"
@@ -195,9 +196,7 @@ func (c *Client) call(ctx context.Context, body []byte) ([]uint32, error) {
 	if err != nil {
 		return nil, fmt.Errorf("tokenize: %w", err)
 	}
-	for name, values := range c.Header {
-		req.Header[name] = values
-	}
+	maps.Copy(req.Header, c.Header)
 	req.Header.Set("Content-Type", "application/json")
 	client := c.HTTP
 	if client == nil {
@@ -308,12 +307,11 @@ func newObject() *object {
 }
 
 // members adds members as they are, with the commas between them.
-func (o *object) members(raw []byte) *object {
+func (o *object) members(raw []byte) {
 	if o.b.Len() > 1 {
 		o.b.WriteByte(',')
 	}
 	o.b.Write(raw)
-	return o
 }
 
 // raw adds one member.

@@ -55,14 +55,16 @@ func fnv1a(s string) uint32 {
 	return h
 }
 
-// A class is what the expression makes of a character.
+// A class is what the expression makes of a character: a set, since an
+// underscore is a piece of its own but also goes on a word. The empty set is a
+// character that the expression skips.
 type class uint8
 
 const (
-	other class = iota // skipped by the expression, a piece of its own here
-	punct              // a piece of its own
-	word               // a piece together with the words beside it
-	space              // belongs to the piece before it
+	punct  class = 1 << iota // a piece of its own
+	word                     // begins a word
+	inWord                   // goes on a word
+	space                    // belongs to the piece before it
 )
 
 // ascii holds the classes of the characters below 0x80.
@@ -70,10 +72,11 @@ var ascii = func() (t [utf8.RuneSelf]class) {
 	for _, c := range `{}:,-.?!;@#$%^&*()+_~/\><[]="'` {
 		t[c] = punct
 	}
+	t['_'] |= inWord
 	for c := range t {
 		switch {
 		case c >= '0' && c <= '9', c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z':
-			t[c] = word
+			t[c] = word | inWord
 		case c == ' ', c >= '\t' && c <= '\r', c >= 0x1c && c <= 0x1f:
 			t[c] = space
 		}
@@ -90,35 +93,39 @@ func classify(s string) (class, int) {
 	r, n := utf8.DecodeRuneInString(s)
 	switch {
 	case r == utf8.RuneError && n == 1: // not UTF-8: each byte stands for itself
-		return other, 1
+		return 0, 1
 	case unicode.IsLetter(r), unicode.IsNumber(r):
-		return word, n
+		return word | inWord, n
 	case unicode.IsSpace(r):
 		return space, n
 	default:
-		return other, n
+		return 0, n
 	}
 }
 
 // piece returns the length of the first piece of s; s is not empty.
 func piece(s string) int {
 	c, n := classify(s)
-	if c == word {
-		n += run(s[n:], word)
+	if c&word != 0 {
+		n += run(s[n:], inWord)
 	}
 	return n + run(s[n:], space)
 }
 
-// run returns the length of the characters of class c that s begins with. An
-// underscore begins a piece of its own but goes on a word.
+// run returns the length of the characters with class c that s begins with.
 func run(s string, c class) int {
 	n := 0
-	for n < len(s) {
+	for {
+		for n < len(s) && s[n] < utf8.RuneSelf && ascii[s[n]]&c != 0 {
+			n++
+		}
+		if n == len(s) || s[n] < utf8.RuneSelf {
+			return n
+		}
 		k, size := classify(s[n:])
-		if k != c && (c != word || s[n] != '_') {
-			break
+		if k&c == 0 {
+			return n
 		}
 		n += size
 	}
-	return n
 }
