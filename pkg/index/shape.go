@@ -112,8 +112,8 @@ func (g GroupSpec) sparse() bool {
 
 // need is the number of the group's blocks that must be held at the end of a
 // reused prefix: all, for full attention and where the events do not tell the
-// window; one state, for Mamba; the blocks that the next token can see, for a
-// window.
+// window; one state, for Mamba; the blocks that the next token can see, and at
+// least one, for a window.
 func (g GroupSpec) need() int {
 	switch {
 	case g.Kind == "mamba":
@@ -121,6 +121,6 @@ func (g GroupSpec) need() int {
 	case !g.sparse() || g.Window <= 0:
 		return all
 	default:
-		return (g.Window - 1 + g.BlockSize - 1) / g.BlockSize
+		return max(1, (g.Window-1+g.BlockSize-1)/g.BlockSize)
 	}
 }

@@ -1,0 +1,344 @@
+package indextest
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/prefixroute/prefixroute/pkg/hashing"
+	"github.com/prefixroute/prefixroute/pkg/index"
+	"github.com/prefixroute/prefixroute/pkg/kvevents"
+)
+
+// A fixed case feeds events and then asks about one prompt. The prompt is five
+// blocks of four tokens; p(i) is the hash of its block i.
+type fixed struct {
+	name   string
+	events []kvevents.Event
+	want   index.Depths
+	// What is held afterwards.
+	blocks, copies, orphans int
+	belowZero               uint64
+}
+
+const caseBlock = 4
+
+var casePrompt = Prompt{Tokens: []uint32{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4}}
+
+func p(i int) kvevents.Hash { return hashOf(casePrompt, (i+1)*caseBlock) }
+
+// stored is the store of blocks [from, to) of the case's prompt in GPU memory.
+func stored(from, to int) *kvevents.BlockStored {
+	ev := &kvevents.BlockStored{
+		TokenIDs:  casePrompt.Tokens[from*caseBlock : to*caseBlock],
+		BlockSize: caseBlock, Medium: "GPU",
+	}
+	if from > 0 {
+		h := p(from - 1)
+		ev.Parent = &h
+	}
+	for i := from; i < to; i++ {
+		ev.BlockHashes = append(ev.BlockHashes, p(i))
+	}
+	return ev
+}
+
+// storedAfter is the store of block i with a parent that may be wrong.
+func storedAfter(i int, parent kvevents.Hash) *kvevents.BlockStored {
+	ev := stored(i, i+1)
+	ev.Parent = &parent
+	return ev
+}
+
+// onGroup moves a store to an attention group.
+func onGroup(ev *kvevents.BlockStored, group int, kind string, window int) *kvevents.BlockStored {
+	ev.Group, ev.SpecKind, ev.SlidingWindow = group, kind, window
+	return ev
+}
+
+// masked leaves only the hashes of blocks keep in a store of blocks [from, to).
+func masked(from, to int, keep ...int) *kvevents.BlockStored {
+	ev := stored(from, to)
+	ev.BlockHashes = nil
+	for _, i := range keep {
+		ev.BlockHashes = append(ev.BlockHashes, p(i))
+	}
+	return ev
+}
+
+func removed(medium kvevents.Medium, blocks ...int) *kvevents.BlockRemoved {
+	ev := &kvevents.BlockRemoved{Medium: medium}
+	for _, i := range blocks {
+		ev.BlockHashes = append(ev.BlockHashes, p(i))
+	}
+	return ev
+}
+
+// placeholder is a store without tokens, as offload tiers announce it.
+func placeholder(medium kvevents.Medium, blocks ...int) *kvevents.BlockStored {
+	return &kvevents.BlockStored{BlockHashes: removed(medium, blocks...).BlockHashes, Medium: medium}
+}
+
+func depths(gpu, cpu, disk int) index.Depths {
+	return index.Depths{GPU: gpu, GPUCPU: cpu, GPUCPUDisk: disk}
+}
+
+// refused has tokens for fewer blocks than hashes.
+func refused() *kvevents.BlockStored {
+	ev := stored(0, 2)
+	ev.TokenIDs = nil
+	return ev
+}
+
+func cases() []fixed {
+	cleared := &kvevents.AllBlocksCleared{}
+	return []fixed{
+		{name: "nothing"},
+		{
+			name: "one prompt", events: []kvevents.Event{stored(0, 5)},
+			want: depths(5, 5, 5), blocks: 5, copies: 5,
+		},
+		{
+			name: "BB-080 a hole ends the match", events: []kvevents.Event{stored(0, 5), removed("GPU", 2)},
+			want: depths(2, 2, 2), blocks: 4, copies: 4,
+		},
+		{
+			name: "BB-080 the first block is missing", events: []kvevents.Event{stored(0, 5), removed("GPU", 0)},
+			blocks: 4, copies: 4,
+		},
+		{
+			name: "a hole that is filled again", events: []kvevents.Event{stored(0, 5), removed("GPU", 2), stored(2, 3)},
+			want: depths(5, 5, 5), blocks: 5, copies: 5,
+		},
+		{
+			name: "BB-077 two copies, one removal", events: []kvevents.Event{stored(0, 1), stored(0, 1), removed("GPU", 0)},
+			want: depths(1, 1, 1), blocks: 1, copies: 1,
+		},
+		{
+			name:   "BB-077 removed twice, stored once more",
+			events: []kvevents.Event{stored(0, 1), removed("GPU", 0), removed("GPU", 0), stored(0, 1)},
+			want:   depths(1, 1, 1), blocks: 1, copies: 1, belowZero: 1,
+		},
+		{
+			name: "BB-077 a removal list with an unknown hash", events: []kvevents.Event{stored(0, 1), removed("GPU", 4, 0)},
+			belowZero: 1,
+		},
+		{
+			name:   "BB-073 cleared",
+			events: []kvevents.Event{stored(0, 5), stored(4, 5), placeholder("CPU", 0, 1), placeholder("DISK", 0), cleared},
+		},
+		{
+			name:   "BB-073 stored after a clear",
+			events: []kvevents.Event{stored(0, 5), cleared, stored(0, 2)},
+			want:   depths(2, 2, 2), blocks: 2, copies: 2,
+		},
+		{
+			name:   "BB-073 an orphan of cleared blocks",
+			events: []kvevents.Event{stored(0, 2), cleared, stored(2, 3)},
+			blocks: 1, copies: 1, orphans: 1,
+		},
+		{
+			name:   "BB-082 offloaded, then removed from the GPU",
+			events: []kvevents.Event{stored(0, 2), placeholder("CPU", 0, 1), removed("GPU", 0, 1)},
+			want:   depths(0, 2, 2), blocks: 2, copies: 2,
+		},
+		{
+			name:   "tiers fill each other's holes",
+			events: []kvevents.Event{stored(0, 5), placeholder("CPU", 1), placeholder("STORAGE", 3), removed("GPU", 1, 3)},
+			want:   depths(1, 3, 5), blocks: 5, copies: 5,
+		},
+		{
+			name: "BB-082 a GPU store without tokens matches nothing", events: []kvevents.Event{refused()},
+			blocks: 2, copies: 2,
+		},
+		{
+			name: "BB-082 its content may come later", events: []kvevents.Event{stored(0, 1), refused(), stored(1, 2)},
+			want: depths(2, 2, 2), blocks: 2, copies: 4,
+		},
+		{
+			name: "BB-083 a placeholder of an unknown block is dropped", events: []kvevents.Event{placeholder("CPU", 0), stored(0, 1)},
+			want: depths(1, 1, 1), blocks: 1, copies: 1,
+		},
+		{
+			name:   "BB-083 and so is its removal, without alarm",
+			events: []kvevents.Event{placeholder("CPU", 0), stored(0, 1), removed("CPU", 0)},
+			want:   depths(1, 1, 1), blocks: 1, copies: 1,
+		},
+		{
+			name:   "BB-095 one tier has many names",
+			events: []kvevents.Event{stored(0, 1), placeholder("CPU_PINNED", 0), placeholder("cpu", 0), removed("CPU", 0), removed("GPU", 0)},
+			want:   depths(0, 1, 1), blocks: 1, copies: 1,
+		},
+		{
+			name: "BB-088 an orphan and its parent", events: []kvevents.Event{stored(2, 5), stored(0, 2)},
+			want: depths(5, 5, 5), blocks: 5, copies: 5,
+		},
+		{
+			name: "BB-088 orphans only", events: []kvevents.Event{stored(1, 3)},
+			blocks: 2, copies: 2, orphans: 2,
+		},
+		{
+			name: "BB-088 parent 0 is a hash like any other", events: []kvevents.Event{storedAfter(0, 0)},
+			blocks: 1, copies: 1, orphans: 1,
+		},
+		{
+			name: "BB-088 its own parent", events: []kvevents.Event{storedAfter(0, p(0)), stored(1, 2)},
+			blocks: 2, copies: 2, orphans: 1,
+		},
+		{
+			name: "BB-088 a cycle", events: []kvevents.Event{storedAfter(1, p(2)), storedAfter(2, p(1)), stored(0, 1)},
+			want: depths(1, 1, 1), blocks: 3, copies: 3, orphans: 2,
+		},
+		{
+			name:   "children of a removed block",
+			events: []kvevents.Event{stored(0, 3), removed("GPU", 1), stored(1, 2), removed("GPU", 0), stored(0, 1)},
+			want:   depths(3, 3, 3), blocks: 3, copies: 3,
+		},
+		{
+			name: "one hash, two contents", events: []kvevents.Event{stored(0, 2), storedAfter(1, p(3))},
+			want: depths(1, 1, 1), blocks: 2, copies: 3,
+		},
+		{
+			name: "one hash, two contents, all gone", events: []kvevents.Event{stored(0, 2), storedAfter(1, p(3)), removed("GPU", 1, 1), stored(1, 2)},
+			want: depths(2, 2, 2), blocks: 2, copies: 2,
+		},
+		{
+			name: "a masked store is no content", events: []kvevents.Event{masked(0, 4, 1, 3)},
+			blocks: 2, copies: 2,
+		},
+		{
+			name: "a masked store without hashes", events: []kvevents.Event{stored(0, 1), masked(1, 4)},
+			want: depths(1, 1, 1), blocks: 1, copies: 1,
+		},
+		{
+			name: "a window needs the end only",
+			events: []kvevents.Event{
+				onGroup(masked(0, 4, 2, 3), 0, "sliding_window", 9),
+				onGroup(stored(0, 5), 1, "full_attention", 0),
+			},
+			want: depths(4, 4, 4), blocks: 7, copies: 7,
+		},
+		{
+			name: "a window that is broken at the end",
+			events: []kvevents.Event{
+				onGroup(masked(0, 4, 2, 3), 0, "sliding_window", 9),
+				onGroup(stored(0, 5), 1, "full_attention", 0), removed("GPU", 3),
+			},
+			blocks: 6, copies: 6,
+		},
+		{
+			name: "a prefix shorter than the window",
+			events: []kvevents.Event{
+				onGroup(stored(0, 1), 0, "sliding_window", 9),
+				onGroup(stored(0, 5), 1, "full_attention", 0),
+			},
+			want: depths(1, 1, 1), blocks: 6, copies: 6,
+		},
+		{
+			name: "full attention held back by a hole",
+			events: []kvevents.Event{
+				onGroup(stored(0, 2), 0, "full_attention", 0),
+				onGroup(stored(0, 5), 1, "sliding_window", 5),
+			},
+			want: depths(2, 2, 2), blocks: 7, copies: 7,
+		},
+	}
+}
+
+func runCases(t *testing.T, newBelief New) {
+	for _, c := range cases() {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := newBelief(hashing.Scheme{}, ModelName)
+			for _, ev := range c.events {
+				b.Apply(ev)
+			}
+			checkCase(t, b, c)
+		})
+	}
+	t.Run("BB-092 looking up changes nothing", func(t *testing.T) { lookUpOnly(t, newBelief) })
+	t.Run("BB-074 a clear is one replica's", func(t *testing.T) { clearOne(t, newBelief) })
+	t.Run("BB-086 nothing stays behind", func(t *testing.T) { nothingStays(t, newBelief) })
+	t.Run("a long chain of orphans", func(t *testing.T) { longChain(t, newBelief) })
+}
+
+func checkCase(t *testing.T, b Belief, c fixed) {
+	t.Helper()
+	keys := casePrompt.Keys(hashing.Scheme{}, caseBlock)
+	if got := b.Match(caseBlock, keys); got != c.want {
+		t.Errorf("Match = %+v, want %+v", got, c.want)
+	}
+	s := b.Stats()
+	got := []any{len(b.Blocks()), s.Blocks, s.Copies, s.Orphans, s.BelowZero}
+	want := []any{c.blocks, c.blocks, c.copies, c.orphans, c.belowZero}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("blocks listed, blocks, copies, orphans, below zero (-want +got):\n%s", diff)
+	}
+}
+
+func lookUpOnly(t *testing.T, newBelief New) {
+	t.Parallel()
+	b := newBelief(hashing.Scheme{}, ModelName)
+	keys := casePrompt.Keys(hashing.Scheme{}, caseBlock)
+	b.Apply(stored(0, 5))
+	b.Match(caseBlock, keys)
+	b.Apply(removed("GPU", 0, 1, 2, 3, 4))
+	b.Match(caseBlock, keys)
+	checkCase(t, b, fixed{})
+}
+
+func clearOne(t *testing.T, newBelief New) {
+	t.Parallel()
+	one, other := newBelief(hashing.Scheme{}, ModelName), newBelief(hashing.Scheme{}, ModelName)
+	for _, b := range []Belief{one, other} {
+		b.Apply(stored(0, 2))
+		b.Apply(placeholder("CPU", 0, 1))
+	}
+	one.Clear()
+	checkCase(t, one, fixed{})
+	checkCase(t, other, fixed{want: depths(2, 2, 2), blocks: 4, copies: 4})
+	if got := one.Digest(); got != 0 {
+		t.Errorf("digest of nothing = %#x, want 0", got)
+	}
+}
+
+// nothingStays stores and removes in different orders, with unknown parents.
+func nothingStays(t *testing.T, newBelief New) {
+	t.Parallel()
+	b := newBelief(hashing.Scheme{}, ModelName)
+	for i := range 5 {
+		b.Apply(stored(4-i, 5-i))
+		b.Apply(stored(i, i+1))
+	}
+	for i := range 5 {
+		b.Apply(removed("GPU", (i*3)%5))
+		b.Apply(removed("GPU", (i*2)%5))
+	}
+	checkCase(t, b, fixed{})
+	if got := b.Stats(); got.Hashes != 0 || got.Keyed != 0 {
+		t.Errorf("after every copy was removed %d hashes and %d keys stay", got.Hashes, got.Keyed)
+	}
+}
+
+// longChain resolves 20,000 orphans by one store: no recursion.
+func longChain(t *testing.T, newBelief New) {
+	t.Parallel()
+	const n = 20_000
+	b := newBelief(hashing.Scheme{}, ModelName)
+	prompt := Prompt{Tokens: make([]uint32, n)}
+	for i := n - 1; i >= 0; i-- {
+		prompt.Tokens[i] = uint32(i)
+		ev := &kvevents.BlockStored{BlockHashes: []kvevents.Hash{kvevents.Hash(i)}, TokenIDs: []uint32{uint32(i)}, BlockSize: 1}
+		if i > 0 {
+			parent := kvevents.Hash(i - 1)
+			ev.Parent = &parent
+		}
+		if i == 0 && b.Stats().Orphans != n-1 {
+			t.Errorf("%d orphans before the first block, want %d", b.Stats().Orphans, n-1)
+		}
+		b.Apply(ev)
+	}
+	if got := b.Match(1, prompt.Keys(hashing.Scheme{}, 1)); got.GPU != n {
+		t.Errorf("Match = %d blocks, want %d", got.GPU, n)
+	}
+}
