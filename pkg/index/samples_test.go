@@ -3,6 +3,7 @@ package index_test
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -28,6 +29,11 @@ func count(first, last uint32) []uint32 {
 		all = append(all, first)
 	}
 	return all
+}
+
+// image is the sample's image, which begins offset tokens after the block does.
+func image(offset int64) hashing.Extra {
+	return hashing.Extra{MM: []hashing.MMItem{{ID: strings.Repeat("9f", 32), Offset: offset}}}
 }
 
 func match(gpu, cpu, disk int) index.Depths {
@@ -66,7 +72,7 @@ func TestBugSamples(t *testing.T) {
 			want: outcome{Ignored: index.IgnoredPlaceholder},
 		},
 		{ // the child comes first and waits for its parent
-			bug: "BB-088", file: "parent_later", prompt: append(count(1, 16), count(17, 32)...),
+			bug: "BB-088", file: "parent_later", prompt: count(1, 32),
 			want: outcome{Blocks: 2, Copies: 2, Keyed: 2, Match: match(2, 2, 2)},
 		},
 		{
@@ -105,12 +111,16 @@ func TestBugSamples(t *testing.T) {
 			want: outcome{Blocks: 1, Copies: 1, Keyed: 1},
 		},
 		{
-			bug: "salt", file: "xk_salt", prompt: count(1000, 1031), extra: hashing.Extra{Salt: "tenant-a"},
+			bug: "salt", file: "xk_salt", prompt: count(1000, 1031), extra: hashing.Extra{Salt: "tenant-a-salt"},
 			want: outcome{Blocks: 2, Copies: 2, Keyed: 2, Match: match(2, 2, 2)},
 		},
 		{
 			bug: "salt, asked without", file: "xk_salt", prompt: count(1000, 1031),
 			want: outcome{Blocks: 2, Copies: 2, Keyed: 2},
+		},
+		{
+			bug: "image", file: "xk_mm_pair", prompt: count(1000, 1031), extra: image(3), every: image(-13),
+			want: outcome{Blocks: 2, Copies: 2, Keyed: 2, Match: match(2, 2, 2)},
 		},
 		{
 			bug: "image, asked without", file: "xk_mm_pair", prompt: count(1000, 1031),
