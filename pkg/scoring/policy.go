@@ -64,7 +64,9 @@ type Config struct {
 	// QueueThreshold is the threshold of the term load-aware; 0 means
 	// [DefaultQueueThreshold].
 	QueueThreshold int
-	Active         ActiveParams
+	// Active tunes the term active-request; nil means idle at 0 requests and a
+	// busy score up to 1.
+	Active *ActiveParams
 }
 
 func (c Config) validate() error {
@@ -86,6 +88,7 @@ type Policy struct {
 	name    string
 	cfg     Config
 	weights map[string]float64
+	active  ActiveParams
 }
 
 // New returns the policy of that name, or an error that names every mistake in
@@ -102,7 +105,11 @@ func New(name string, cfg Config) (*Policy, error) {
 	if weights == nil {
 		weights = DefaultWeights()
 	}
-	return &Policy{name: name, cfg: cfg, weights: weights}, nil
+	active := ActiveParams{MaxBusyScore: 1}
+	if cfg.Active != nil {
+		active = *cfg.Active
+	}
+	return &Policy{name: name, cfg: cfg, weights: weights, active: active}, nil
 }
 
 // Name returns the name the policy was made with.
@@ -216,7 +223,7 @@ func (p *Policy) score(name string, cands []Candidate, state State) []Score {
 	case TermNoHitLRU:
 		return NoHitLRU(cands, state.Cold, p.cfg.NeverUsed)
 	case TermActive:
-		return Active(cands, p.cfg.Active)
+		return Active(cands, p.active)
 	case TermLoadAware:
 		return LoadAware(cands, p.cfg.QueueThreshold)
 	default: // TermRunning: New refuses every other name
