@@ -197,4 +197,3 @@ func replaySim(t *testing.T, messages []simMessage) (map[string]*index.Belief, m
 	}
 	return beliefs, plain
 }
-

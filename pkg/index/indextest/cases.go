@@ -56,9 +56,9 @@ func onGroup(ev *kvevents.BlockStored, group int, kind string, window int) *kvev
 	return ev
 }
 
-// masked leaves only the hashes of blocks keep in a store of blocks [from, to).
-func masked(from, to int, keep ...int) *kvevents.BlockStored {
-	ev := stored(from, to)
+// masked leaves only the hashes of blocks keep in a store of blocks [from, 4).
+func masked(from int, keep ...int) *kvevents.BlockStored {
+	ev := stored(from, 4)
 	ev.BlockHashes = nil
 	for _, i := range keep {
 		ev.BlockHashes = append(ev.BlockHashes, p(i))
@@ -203,17 +203,17 @@ func cases() []fixed {
 			want: depths(2, 2, 2), blocks: 2, copies: 2,
 		},
 		{
-			name: "a masked store is no content", events: []kvevents.Event{masked(0, 4, 1, 3)},
+			name: "a masked store is no content", events: []kvevents.Event{masked(0, 1, 3)},
 			blocks: 2, copies: 2,
 		},
 		{
-			name: "a masked store without hashes", events: []kvevents.Event{stored(0, 1), masked(1, 4)},
+			name: "a masked store without hashes", events: []kvevents.Event{stored(0, 1), masked(1)},
 			want: depths(1, 1, 1), blocks: 1, copies: 1,
 		},
 		{
 			name: "a window needs the end only",
 			events: []kvevents.Event{
-				onGroup(masked(0, 4, 2, 3), 0, "sliding_window", 9),
+				onGroup(masked(0, 2, 3), 0, "sliding_window", 9),
 				onGroup(stored(0, 5), 1, "full_attention", 0),
 			},
 			want: depths(4, 4, 4), blocks: 7, copies: 7,
@@ -221,7 +221,7 @@ func cases() []fixed {
 		{
 			name: "a window that is broken at the end",
 			events: []kvevents.Event{
-				onGroup(masked(0, 4, 2, 3), 0, "sliding_window", 9),
+				onGroup(masked(0, 2, 3), 0, "sliding_window", 9),
 				onGroup(stored(0, 5), 1, "full_attention", 0), removed("GPU", 3),
 			},
 			blocks: 6, copies: 6,

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/prefixroute/prefixroute/pkg/hashing"
@@ -99,7 +100,7 @@ func (p *player) addBlocks(keys map[hashing.Key]struct{}, q *request) {
 	for i, prompt := range q.prompts {
 		whole := prompt
 		if len(q.prompts) == len(q.answers) {
-			whole = append(prompt[:len(prompt):len(prompt)], q.answers[i]...)
+			whole = slices.Concat(prompt, q.answers[i])
 		}
 		for _, k := range p.keys(q, whole) {
 			keys[k] = struct{}{}

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,9 +70,7 @@ func (w *writer) post(path string, sent, done float64, request, response any) {
 func (w *writer) completion(sent, done float64, prompt []uint32, cached int, more map[string]any) {
 	w.t.Helper()
 	request := map[string]any{"model": "tiny", "prompt": prompt}
-	for k, v := range more {
-		request[k] = v
-	}
+	maps.Copy(request, more)
 	w.post("/v1/completions", sent, done, request, map[string]any{
 		"choices": []any{map[string]any{"prompt_token_ids": prompt}},
 		"usage":   map[string]any{"prompt_tokens_details": map[string]any{"cached_tokens": cached}},
