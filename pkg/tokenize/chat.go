@@ -1,6 +1,7 @@
 package tokenize
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"fmt"
 	"slices"
@@ -9,10 +10,13 @@ import (
 
 // templateArgs are the members of a chat request, beside its messages, that
 // change what the template writes from the start, in the order of the preamble.
-var templateArgs = []string{
-	"tools", "functions", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort",
-	"mm_processor_kwargs", "add_special_tokens",
-}
+var templateArgs = []string{"tools", "chat_template", templateKwargs, "mm_processor_kwargs", "add_special_tokens"}
+
+// templateKwargs is the member whose members the template sees by name. The chat
+// endpoint adds those of kwargArgs to them by itself.
+const templateKwargs = "chat_template_kwargs"
+
+var kwargArgs = []string{"documents", "reasoning_effort"}
 
 // tailArgs change only the end of what it writes, so they do not matter to a
 // prefix.
@@ -41,7 +45,7 @@ func (p *parser) chatMember(name string) (mine bool, err error) {
 	switch {
 	case name == "messages":
 		return true, p.chatMessages()
-	case slices.Contains(templateArgs, name), slices.Contains(tailArgs, name):
+	case slices.Contains(templateArgs, name), slices.Contains(kwargArgs, name), slices.Contains(tailArgs, name):
 		return true, p.keep(name)
 	default:
 		return false, nil
@@ -219,9 +223,36 @@ func preamble(r *Request) string {
 	}
 	var b strings.Builder
 	for _, name := range templateArgs {
-		if raw := r.arg(name); says(raw) {
+		raw := r.arg(name)
+		if name == templateKwargs {
+			raw = r.templateKwargs()
+		}
+		if says(raw) {
 			fmt.Fprintf(&b, "#### %s: %s\n", name, compact(raw))
 		}
 	}
 	return b.String()
+}
+
+// templateKwargs returns all arguments that the template sees by name, as one
+// object; nil for none.
+func (r *Request) templateKwargs() []byte {
+	kwargs := r.arg(templateKwargs)
+	if kwargs != nil && kwargs[0] != '{' {
+		return kwargs // the engine will refuse it
+	}
+	for _, name := range kwargArgs {
+		v := r.arg(name)
+		if v == nil {
+			continue
+		}
+		b := newObject()
+		if kwargs != nil {
+			if inner := bytes.TrimSpace(kwargs[1 : len(kwargs)-1]); len(inner) > 0 {
+				b.members(inner)
+			}
+		}
+		kwargs = b.raw(name, v).end()
+	}
+	return kwargs
 }

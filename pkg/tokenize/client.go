@@ -161,33 +161,10 @@ func chatBody(r *Request, messages []byte, fixed map[string]string) []byte {
 			b.raw(name, v)
 		}
 	}
-	if kwargs := templateKwargs(r); kwargs != nil {
-		b.raw("chat_template_kwargs", kwargs)
+	if kwargs := r.templateKwargs(); kwargs != nil {
+		b.raw(templateKwargs, kwargs)
 	}
 	return b.end()
-}
-
-// templateKwargs are the request's chat_template_kwargs and what the chat
-// endpoint adds to them by itself, which /tokenize does not.
-func templateKwargs(r *Request) []byte {
-	kwargs := r.arg("chat_template_kwargs")
-	if kwargs != nil && kwargs[0] != '{' {
-		return kwargs // the engine will refuse it
-	}
-	for _, name := range []string{"documents", "reasoning_effort"} {
-		v := r.arg(name)
-		if v == nil {
-			continue
-		}
-		b := newObject()
-		if kwargs != nil {
-			if inner := bytes.TrimSpace(kwargs[1 : len(kwargs)-1]); len(inner) > 0 {
-				b.members(inner)
-			}
-		}
-		kwargs = b.raw(name, v).end()
-	}
-	return kwargs
 }
 
 // call posts body and reads the tokens of the answer.
@@ -295,43 +272,4 @@ func complaint(answer []byte) string {
 		text = strings.ToValidUTF8(text[:most], "") + "..."
 	}
 	return text
-}
-
-// object writes a JSON object from members that are JSON already.
-type object struct{ b bytes.Buffer }
-
-func newObject() *object {
-	o := &object{}
-	o.b.WriteByte('{')
-	return o
-}
-
-// members adds members as they are, with the commas between them.
-func (o *object) members(raw []byte) {
-	if o.b.Len() > 1 {
-		o.b.WriteByte(',')
-	}
-	o.b.Write(raw)
-}
-
-// raw adds one member.
-func (o *object) raw(name string, value []byte) *object {
-	o.members(strconv.AppendQuote(nil, name))
-	o.b.WriteByte(':')
-	o.b.Write(value)
-	return o
-}
-
-// text adds a member that is a string.
-func (o *object) text(name, value string) *object {
-	quoted, err := json.Marshal(value)
-	if err != nil { // a string always marshals
-		quoted = []byte(`""`)
-	}
-	return o.raw(name, quoted)
-}
-
-func (o *object) end() []byte {
-	o.b.WriteByte('}')
-	return o.b.Bytes()
 }

@@ -1,6 +1,7 @@
 package tokenize
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -199,6 +200,54 @@ func TestClientAsks(t *testing.T) {
 				t.Errorf("tokens (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestClientAgrees holds that the client loses nothing on the way: from an engine
+// that tokenizes as the lesson does it gets the lesson's tokens, for every sample.
+func TestClientAgrees(t *testing.T) {
+	t.Parallel()
+
+	c := serve(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		parse := ParseCompletion
+		if bytes.Contains(body, []byte(`"messages":`)) {
+			parse = ParseChat
+		}
+		q, err := parse(body)
+		if err != nil {
+			t.Errorf("asked %.300s: %v", body, err)
+		}
+		lists, err := Lesson{}.Tokens(r.Context(), q)
+		if err != nil || len(lists) != 1 {
+			t.Errorf("asked %.300s: %d lists, %v", body, len(lists), err)
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"count": len(lists[0]), "tokens": lists[0]})
+	}))
+	seen := 0
+	for _, body := range append(sampleBodies(t), []byte(`{"model":"m","reasoning_effort":"low","tools":[{"a": 1}],"documents":[{"b":2}],`+
+		`"messages":[{"role":"system","content":"s "},{"role":"user","content":[{"type":"image_url"}," t"]},{"role":"assistant"}]}`)) {
+		for _, parse := range []func([]byte) (Request, error){ParseChat, ParseCompletion} {
+			r, err := parse(body)
+			if err != nil {
+				continue
+			}
+			seen++
+			want, err := Lesson{}.Tokens(t.Context(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := c.Tokens(t.Context(), r)
+			if diff := cmp.Diff(want, got); err != nil || diff != "" {
+				t.Errorf("%.200s: %v (-want +got):\n%s", body, err, diff)
+			}
+		}
+	}
+	if seen < 25 {
+		t.Errorf("compared %d requests", seen)
 	}
 }
 

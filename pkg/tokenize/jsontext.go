@@ -2,6 +2,8 @@ package tokenize
 
 import (
 	"bytes"
+	"encoding/json"
+	"strconv"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -101,4 +103,43 @@ func compact(raw []byte) []byte {
 		out = append(out, c)
 	}
 	return out
+}
+
+// object writes a JSON object from members that are JSON already.
+type object struct{ b bytes.Buffer }
+
+func newObject() *object {
+	o := &object{}
+	o.b.WriteByte('{')
+	return o
+}
+
+// members adds members as they are, with the commas between them.
+func (o *object) members(raw []byte) {
+	if o.b.Len() > 1 {
+		o.b.WriteByte(',')
+	}
+	o.b.Write(raw)
+}
+
+// raw adds one member.
+func (o *object) raw(name string, value []byte) *object {
+	o.members(strconv.AppendQuote(nil, name))
+	o.b.WriteByte(':')
+	o.b.Write(value)
+	return o
+}
+
+// text adds a member that is a string.
+func (o *object) text(name, value string) *object {
+	quoted, err := json.Marshal(value)
+	if err != nil { // a string always marshals
+		quoted = []byte(`""`)
+	}
+	return o.raw(name, quoted)
+}
+
+func (o *object) end() []byte {
+	o.b.WriteByte('}')
+	return o.b.Bytes()
 }

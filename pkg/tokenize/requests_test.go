@@ -60,7 +60,7 @@ var samples = map[string]sample{
 	},
 	"chat_developer_role.json": {flat: "### developer: be brief\n### user: hi\nname: \"alice-1\"\n"},
 	"chat_reasoning_fields.json": {
-		flat: "#### chat_template_kwargs: {\"enable_thinking\":false}\n#### reasoning_effort: \"low\"\n" +
+		flat: "#### chat_template_kwargs: {\"enable_thinking\":false,\"reasoning_effort\":\"low\"}\n" +
 			"### user: 2+2\n### assistant: 4\nreasoning: \"add\"\nreasoning_content: \"add\"\n### user: and 3+3\n",
 	},
 	"chat_empty_messages.json":     {refused: "messages"},

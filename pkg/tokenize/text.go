@@ -26,8 +26,9 @@ const (
 // Where the expression skips text, Text does not: any other character, a byte
 // that is not UTF-8 and whitespace at the very start are pieces as well. So the
 // pieces of s always make up s, and different texts give different tokens, but
-// for collisions of the hash. A text of ASCII without '|', '`', control
-// characters and leading whitespace gets exactly the simulator's ids.
+// for collisions of the hash. A text of printable ASCII, tabs and line ends that
+// has no '|' and no '`' and does not begin with whitespace gets exactly the
+// simulator's ids.
 //
 // It costs one pass over s and one allocation or a few.
 func Text(s string) []uint32 {

@@ -141,6 +141,20 @@ func TestTextProperties(t *testing.T) {
 	})
 }
 
+// simulator is llm-d-inference-sim's own reading of the expression, by RE2.
+var simulator = regexp.MustCompile(`([{}:,\-.?!;@#$%^&*()+_~/\\><\[\]="']|\w+)(\s*)`)
+
+func TestTextSimulatorProperty(t *testing.T) {
+	t.Parallel()
+
+	rapid.Check(t, func(t *rapid.T) {
+		s := rapid.StringMatching("([!-_a-{}~][ -_a-{}~\t\n\r]*)?").Draw(t, "s")
+		if got, want := pieces(s), simulator.FindAllString(s, -1); !slices.Equal(got, want) {
+			t.Fatalf("pieces of %q = %q, the simulator finds %q", s, got, want)
+		}
+	})
+}
+
 // TestTextApart holds that no text vanishes: prompts that the expression cannot
 // tell apart get different tokens.
 func TestTextApart(t *testing.T) {
