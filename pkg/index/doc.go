@@ -42,6 +42,15 @@
 //   - The same events in the same order give the same belief, and so do the
 //     records of it: [Restore] of [Belief.Records] answers like the original.
 //
+// # What the owner does
+//
+// A belief cannot know what it was not told. The owner, who follows the stream,
+// starts a new one when the engine restarted or batches are lost; it should do so
+// too when [Effect.BelowZero] shows that stores were missed, and when
+// [Stats.GPUCopies] exceeds the engine's block count less one, since then
+// removals were missed or reports were counted as copies. Repeating a batch, or
+// applying two in the wrong order, is not noticed.
+//
 // # Concurrency
 //
 // A Belief has no locks and starts nothing. One goroutine owns it, or the owner

@@ -259,6 +259,8 @@ func runCases(t *testing.T, newBelief New) {
 	t.Run("BB-092 looking up changes nothing", func(t *testing.T) { lookUpOnly(t, newBelief) })
 	t.Run("BB-074 a clear is one replica's", func(t *testing.T) { clearOne(t, newBelief) })
 	t.Run("BB-086 nothing stays behind", func(t *testing.T) { nothingStays(t, newBelief) })
+	t.Run("several hashes of one content", func(t *testing.T) { twins(t, newBelief) })
+	t.Run("several children of one orphan", func(t *testing.T) { siblings(t, newBelief) })
 	t.Run("a long chain of orphans", func(t *testing.T) { longChain(t, newBelief) })
 }
 
@@ -273,72 +275,5 @@ func checkCase(t *testing.T, b Belief, c fixed) {
 	want := []any{c.blocks, c.blocks, c.copies, c.orphans, c.belowZero}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("blocks listed, blocks, copies, orphans, below zero (-want +got):\n%s", diff)
-	}
-}
-
-func lookUpOnly(t *testing.T, newBelief New) {
-	t.Parallel()
-	b := newBelief(hashing.Scheme{}, ModelName)
-	keys := casePrompt.Keys(hashing.Scheme{}, caseBlock)
-	b.Apply(stored(0, 5))
-	b.Match(caseBlock, keys)
-	b.Apply(removed("GPU", 0, 1, 2, 3, 4))
-	b.Match(caseBlock, keys)
-	checkCase(t, b, fixed{})
-}
-
-func clearOne(t *testing.T, newBelief New) {
-	t.Parallel()
-	one, other := newBelief(hashing.Scheme{}, ModelName), newBelief(hashing.Scheme{}, ModelName)
-	for _, b := range []Belief{one, other} {
-		b.Apply(stored(0, 2))
-		b.Apply(placeholder("CPU", 0, 1))
-	}
-	one.Clear()
-	checkCase(t, one, fixed{})
-	checkCase(t, other, fixed{want: depths(2, 2, 2), blocks: 4, copies: 4})
-	if got := one.Digest(); got != 0 {
-		t.Errorf("digest of nothing = %#x, want 0", got)
-	}
-}
-
-// nothingStays stores and removes in different orders, with unknown parents.
-func nothingStays(t *testing.T, newBelief New) {
-	t.Parallel()
-	b := newBelief(hashing.Scheme{}, ModelName)
-	for i := range 5 {
-		b.Apply(stored(4-i, 5-i))
-		b.Apply(stored(i, i+1))
-	}
-	for i := range 5 {
-		b.Apply(removed("GPU", (i*3)%5))
-		b.Apply(removed("GPU", (i*2)%5))
-	}
-	checkCase(t, b, fixed{})
-	if got := b.Stats(); got.Hashes != 0 || got.Keyed != 0 {
-		t.Errorf("after every copy was removed %d hashes and %d keys stay", got.Hashes, got.Keyed)
-	}
-}
-
-// longChain resolves 20,000 orphans by one store: no recursion.
-func longChain(t *testing.T, newBelief New) {
-	t.Parallel()
-	const n = 20_000
-	b := newBelief(hashing.Scheme{}, ModelName)
-	prompt := Prompt{Tokens: make([]uint32, n)}
-	for i := n - 1; i >= 0; i-- {
-		prompt.Tokens[i] = uint32(i)
-		ev := &kvevents.BlockStored{BlockHashes: []kvevents.Hash{kvevents.Hash(i)}, TokenIDs: []uint32{uint32(i)}, BlockSize: 1}
-		if i > 0 {
-			parent := kvevents.Hash(i - 1)
-			ev.Parent = &parent
-		}
-		if i == 0 && b.Stats().Orphans != n-1 {
-			t.Errorf("%d orphans before the first block, want %d", b.Stats().Orphans, n-1)
-		}
-		b.Apply(ev)
-	}
-	if got := b.Match(1, prompt.Keys(hashing.Scheme{}, 1)); got.GPU != n {
-		t.Errorf("Match = %d blocks, want %d", got.GPU, n)
 	}
 }
