@@ -15,14 +15,16 @@ type content struct {
 }
 
 // contentOf reads block i of an aligned event: its own tokens, and as parent the
-// block before it in the event or else the event's. A parent of 0 is a hash like
-// any other; only an absent one makes a first block.
+// block before it in the event or else the event's. Without a parent it is a
+// first block, and so is a child of 0 where no block 0 is held: some engines
+// (llm-d-inference-sim, in its array form) write 0 for "none", while a real block
+// gets that hash once in 2^64.
 func (b *Belief) contentOf(ev *kvevents.BlockStored, i int) content {
 	var c content
 	switch {
 	case i > 0:
 		c.parent = ev.BlockHashes[i-1]
-	case ev.Parent != nil:
+	case ev.Parent != nil && (*ev.Parent != 0 || b.entries[0] != nil):
 		c.parent = *ev.Parent
 	default:
 		c.root = true

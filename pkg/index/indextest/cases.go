@@ -50,6 +50,12 @@ func storedAfter(i int, parent kvevents.Hash) *kvevents.BlockStored {
 	return ev
 }
 
+// named gives a store's blocks other hashes.
+func named(ev *kvevents.BlockStored, hashes ...kvevents.Hash) *kvevents.BlockStored {
+	ev.BlockHashes = hashes
+	return ev
+}
+
 // onGroup moves a store to an attention group.
 func onGroup(ev *kvevents.BlockStored, group int, kind string, window int) *kvevents.BlockStored {
 	ev.Group, ev.SpecKind, ev.SlidingWindow = group, kind, window
@@ -178,8 +184,12 @@ func cases() []fixed {
 			blocks: 2, copies: 2, orphans: 2,
 		},
 		{
-			name: "BB-088 parent 0 is a hash like any other", events: []kvevents.Event{storedAfter(0, 0)},
-			blocks: 1, copies: 1, orphans: 1,
+			name: "BB-088 parent 0 is none where no block 0 is held", events: []kvevents.Event{storedAfter(0, 0), stored(1, 2)},
+			want: depths(2, 2, 2), blocks: 2, copies: 2,
+		},
+		{
+			name: "BB-088 0 is a parent like any other where it is held", events: []kvevents.Event{named(stored(0, 1), 0), storedAfter(1, 0)},
+			want: depths(2, 2, 2), blocks: 2, copies: 2,
 		},
 		{
 			name: "BB-088 its own parent", events: []kvevents.Event{storedAfter(0, p(0)), stored(1, 2)},

@@ -123,7 +123,7 @@ func (m *model) tell(ev *kvevents.BlockStored, i int) bool {
 	switch {
 	case i > 0:
 		now.parent = ev.BlockHashes[i-1]
-	case ev.Parent != nil:
+	case ev.Parent != nil && (*ev.Parent != 0 || m.holds(0)):
 		now.parent = *ev.Parent
 	default:
 		now.first = true

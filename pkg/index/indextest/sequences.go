@@ -134,9 +134,9 @@ func longChain(t *testing.T, newBelief New) {
 	prompt := Prompt{Tokens: make([]uint32, n)}
 	for i := n - 1; i >= 0; i-- {
 		prompt.Tokens[i] = uint32(i)
-		ev := &kvevents.BlockStored{BlockHashes: []kvevents.Hash{kvevents.Hash(i)}, TokenIDs: []uint32{uint32(i)}, BlockSize: 1}
+		ev := &kvevents.BlockStored{BlockHashes: []kvevents.Hash{kvevents.Hash(i + 1)}, TokenIDs: []uint32{uint32(i)}, BlockSize: 1}
 		if i > 0 {
-			parent := kvevents.Hash(i - 1)
+			parent := kvevents.Hash(i)
 			ev.Parent = &parent
 		}
 		if i == 0 && b.Stats().Orphans != n-1 {
