@@ -3,6 +3,7 @@ module github.com/prefixroute/prefixroute/services/indexer
 go 1.26.0
 
 require (
+	github.com/cespare/xxhash/v2 v2.3.0
 	github.com/google/go-cmp v0.7.0
 	github.com/pebbe/zmq4 v1.4.0
 	github.com/prefixroute/prefixroute/pkg v0.0.0

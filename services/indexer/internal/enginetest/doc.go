@@ -1,0 +1,2 @@
+// Package enginetest is an engine's event publisher for tests. It needs cgo.
+package enginetest
