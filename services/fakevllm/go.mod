@@ -7,6 +7,7 @@ require (
 	github.com/pebbe/zmq4 v1.4.0
 	github.com/prefixroute/prefixroute/pkg v0.0.0
 	github.com/prometheus/client_golang v1.25.0
+	github.com/prometheus/common v0.74.0
 	go.uber.org/goleak v1.3.0
 	golang.org/x/sync v0.25.0
 )

@@ -78,6 +78,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, c *call, lead []u
 		return
 	}
 	defer stream.Close()
+	s.open.Add(1)
+	defer s.open.Add(-1)
 	p := newProgress(c, s.cfg.BlockSize)
 	if c.Stream {
 		s.stream(w, r, c, p, stream, f)

@@ -74,6 +74,13 @@ func (s *Server) version(w http.ResponseWriter, _ *http.Request) {
 // health is an empty 200 while the process lives.
 func (s *Server) health(http.ResponseWriter, *http.Request) {}
 
+// load tells how many completions and chats are being answered.
+func (s *Server) load(w http.ResponseWriter, _ *http.Request) {
+	s.json(w, http.StatusOK, struct {
+		ServerLoad int64 `json:"server_load"`
+	}{s.open.Load()})
+}
+
 type tokenizeAnswer struct {
 	Count        int      `json:"count"`
 	MaxModelLen  int      `json:"max_model_len"`

@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,6 +51,7 @@ type Server struct {
 	cfg     Config
 	started int64 // unix seconds
 	mux     *http.ServeMux
+	open    atomic.Int64 // completions and chats that are being answered
 }
 
 // New returns a server.
@@ -62,6 +64,7 @@ func New(cfg Config) *Server {
 	s.handle(http.MethodGet, "/version", s.version)
 	s.handle(http.MethodGet, "/health", s.health)
 	s.handle(http.MethodGet, "/ping", s.health)
+	s.handle(http.MethodGet, "/load", s.load)
 	s.handle(http.MethodGet, "/metrics", promhttp.HandlerFor(cfg.Registry, promhttp.HandlerOpts{Registry: cfg.Registry}).ServeHTTP)
 	s.handle(http.MethodPost, "/reset_prefix_cache", s.reset)
 	s.handle(http.MethodGet, "/kv_event_sources", s.sources)

@@ -181,18 +181,14 @@ var ready = func() <-chan time.Time {
 	return c
 }()
 
-// flush sends what is queued.
+// flush sends what is queued now.
 func (p *Publisher) flush() error {
-	for {
-		select {
-		case b := <-p.queue:
-			if err := p.send(b); err != nil {
-				return err
-			}
-		default:
-			return nil
+	for range len(p.queue) {
+		if err := p.send(<-p.queue); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // send encodes one batch and lets it go its way.

@@ -47,6 +47,10 @@ func (p *Publisher) serveReplays() error {
 		if !ok {
 			break
 		}
+		// What was published before the request is part of its answer.
+		if err := p.flush(); err != nil {
+			return err
+		}
 		p.open(frames)
 	}
 	var failed error
