@@ -1,8 +1,5 @@
 //go:build cgo
 
-// Package enginetest is an engine's event publisher for tests: a real ZeroMQ
-// publisher with a replay socket, on loopback, that can lose, forget, repeat and
-// garble what it publishes, die and come back.
 package enginetest
 
 import (
