@@ -115,14 +115,15 @@ type replica struct {
 
 // state is the changing part of a replica.
 type state struct {
-	polled    bool // asked at least once
+	polled    bool // asked at least once, for everything
 	reachable bool
 	slow      bool // unreachable for want of an answer in time only
 	misses    int  // polls in a row without an answer
 	reason    string
 
-	models   []Model // empty: not known yet
-	modelsAt time.Time
+	models   []Model
+	listed   bool      // models is what the engine or the operator said, not merely empty
+	modelsAt time.Time // of the last list; zero: ask at the next poll
 
 	page   enginemetrics.Metrics
 	pageAt time.Time // zero: none yet
@@ -139,7 +140,7 @@ func New(list replicas.List, opts Options, metrics *Metrics, log *slog.Logger) (
 		}
 		r := &replica{spec: spec, url: u}
 		if spec.Model != "" {
-			r.state.models = []Model{{ID: spec.Model}}
+			r.state.models, r.state.listed = []Model{{ID: spec.Model}}, true
 		}
 		f.replicas = append(f.replicas, r)
 		f.byName[spec.Name] = r
@@ -170,21 +171,21 @@ func (f *Fleet) follow(ctx context.Context, r *replica) {
 	}
 }
 
-// Ready says why the fleet cannot serve yet; nil when each replica was asked and
-// one answers.
+// Ready says why the fleet cannot serve yet; nil when each replica was asked, and
+// one answers whose models are known.
 func (f *Fleet) Ready() error {
 	reachable := false
 	for _, r := range f.replicas {
 		r.mu.Lock()
 		polled := r.state.polled
-		reachable = reachable || r.state.reachable
+		reachable = reachable || r.state.reachable && r.state.listed
 		r.mu.Unlock()
 		if !polled {
 			return errors.New("replicas have not been asked yet")
 		}
 	}
 	if !reachable {
-		return errors.New("no replica answers")
+		return errors.New("no replica answers with its models")
 	}
 	return nil
 }
@@ -202,7 +203,7 @@ func (f *Fleet) Serving(model string) ([]Member, error) {
 		switch {
 		case !serves:
 			// A replica whose models were never seen may serve anything.
-			known = known || len(r.state.models) == 0
+			known = known || !r.state.listed
 		case r.state.reachable:
 			up = append(up, m)
 		default:

@@ -64,10 +64,16 @@ func (f *Fleet) poll(ctx context.Context, r *replica) {
 	}
 	f.metrics.Scrapes.WithLabelValues(string(how)).Inc()
 	f.heard(r, page, how, err)
-	if how == refused {
-		return
+	if how != refused {
+		f.list(ctx, r)
 	}
+	r.mu.Lock()
+	r.state.polled = true
+	r.mu.Unlock()
+}
 
+// list asks one replica for its models, if it is time to.
+func (f *Fleet) list(ctx context.Context, r *replica) {
 	r.mu.Lock()
 	due := time.Since(r.state.modelsAt) >= f.opts.ModelsInterval
 	r.mu.Unlock()
@@ -86,7 +92,6 @@ func (f *Fleet) poll(ctx context.Context, r *replica) {
 func (f *Fleet) heard(r *replica, page enginemetrics.Metrics, how outcome, err error) {
 	r.mu.Lock()
 	was, first, before := r.state.reachable, !r.state.polled, r.state.page.StartTime
-	r.state.polled = true
 	r.state.apply(how, err)
 	if !r.state.reachable {
 		r.state.modelsAt = time.Time{} // ask again when it is back
@@ -144,7 +149,7 @@ func (f *Fleet) listed(r *replica, models []Model, how outcome, err error) {
 	defer r.mu.Unlock()
 	switch {
 	case how == answered:
-		r.state.models, r.state.modelsAt = models, time.Now()
+		r.state.models, r.state.listed, r.state.modelsAt = models, true, time.Now()
 	case r.state.reason == "":
 		r.state.reason = "models: " + err.Error()
 	}

@@ -57,10 +57,15 @@ func (p *Picker) choose(policy *scoring.Policy, v *View, tried []string) (*Decis
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	scores := policy.Decide(v.scored(), p.state(), rand.New(p.random)) //nolint:gosec // breaks ties, guards nothing
-	// The turn passes with the choice, so that requests at the same instant get
-	// different ones.
-	if policy == p.cfg.Policy && len(tried) == 0 {
-		p.turn++
+	// Turns pass with the choice, not once it was sent: requests at the same
+	// instant would otherwise all be given to the same replica.
+	if policy == p.cfg.Policy {
+		if len(tried) == 0 {
+			p.turn++
+		}
+		if scores.Cold {
+			p.cold.Touch(v.Candidates[scores.Chosen].Name)
+		}
 	}
 	return &Decision{Policy: policy.Name(), View: v, Scores: scores}, nil
 }
@@ -112,18 +117,12 @@ func (v *View) scored() []scoring.Candidate {
 }
 
 // Commit takes over that d's request was sent: the router's own index has its
-// blocks from now on, a cold request makes the replica the last to get another,
-// and the indexers are told. The returned function, to be called once, says that
-// the request is over.
+// blocks from now on, and the indexers are told. The returned function, to be
+// called once, says that the request is over.
 func (p *Picker) Commit(d *Decision) (end func()) {
 	c := d.Chosen()
 	for _, chain := range d.View.chains {
 		p.approx.Record(c.Name, chain)
-	}
-	if d.Scores.Cold {
-		p.mu.Lock()
-		p.cold.Touch(c.Name)
-		p.mu.Unlock()
 	}
 	if p.index == nil {
 		return func() {}

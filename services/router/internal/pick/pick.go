@@ -9,10 +9,11 @@
 //   - [Picker.Look] lists the replicas that can take the request with what each is
 //     believed to hold: precisely, where an indexer follows its event stream and
 //     the stream is live, by the router's own earlier choices elsewhere;
-//   - [Picker.Choose] scores them and picks one. After a failed connection it
-//     chooses again from the same view, without those that were tried;
-//   - [Picker.Commit] says that the request was really sent, and only then changes
-//     the belief.
+//   - [Picker.Choose] scores them and picks one, which takes its turn of the cold
+//     requests and of the rotation. After a failed connection it chooses again
+//     from the same view, without those that were tried;
+//   - [Picker.Commit] says that the request was really sent. Only then are its
+//     blocks believed to be there.
 //
 // [Picker.Explain] takes the third step without any effect, so that an
 // explanation is the decision that the next request would get.

@@ -76,6 +76,12 @@ func (s *sender) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
+// dialing reports that err comes from making a connection.
+func dialing(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "dial"
+}
+
 // exhausted reports that a connection failed for want of something here, which
 // says nothing about the replica.
 func exhausted(err error) bool {
@@ -117,7 +123,9 @@ func (s *sender) attempt(req *http.Request, x *exchange, d *pick.Decision) (resp
 	resp, err = s.transport.RoundTrip(out)
 	if err != nil {
 		settle()
-		return nil, sent, err
+		// The transport dials again by itself where a kept connection turned out
+		// to be closed before anything was written to it.
+		return nil, sent && !dialing(err), err
 	}
 	s.metrics.FirstByte.Observe(time.Since(x.started).Seconds())
 	x.decision, x.settle = d, settle
