@@ -35,7 +35,7 @@ type Config struct {
 	ListenOps string // host:port of /metrics, /healthz and /readyz
 
 	Replicas     replicas.List
-	ReplicasFile string // YAML or JSON; added to Replicas
+	ReplicasFile string // YAML or JSON; ParseConfig adds it to Replicas
 
 	Indexers      []string      // addresses; empty = no indexer, every replica approximate
 	Index         string        // precise or approximate
@@ -238,7 +238,7 @@ func (c *Config) scheme() (hashing.Scheme, error) {
 // secrets.
 func (c Config) LogValue() slog.Value {
 	return slog.GroupValue(
-		slog.String("listen", c.Listen), slog.String("listen_ops", c.ListenOps), slog.String("replicas", c.Replicas.String()),
+		slog.String("listen", c.Listen), slog.String("listen_ops", c.ListenOps), slog.Any("replicas", c.Replicas.Names()),
 		slog.String("indexers", strings.Join(c.Indexers, ",")), slog.String("index", c.Index), slog.String("policy", c.Policy),
 		slog.String("weights", (*weights)(&c.Weights).String()), slog.String("tokenizer", c.Tokenizer),
 		slog.Int("block_size", c.BlockSize), slog.Int("approx_capacity", c.ApproxCapacity), slog.Uint64("seed", c.Seed),

@@ -80,7 +80,7 @@ type Member struct {
 
 // Status is what is known of a replica.
 type Status struct {
-	Name, URL string
+	Name, URL string // the URL without a password
 	Reachable bool
 	// Reason says in words why it is not reachable, or what is not known of it.
 	Reason string
@@ -292,7 +292,7 @@ func (f *Fleet) Status() []Status {
 	for _, r := range f.replicas {
 		r.mu.Lock()
 		s := Status{
-			Name: r.spec.Name, URL: r.spec.URL, Reachable: r.state.reachable, Reason: r.state.reason,
+			Name: r.spec.Name, URL: r.url.Redacted(), Reachable: r.state.reachable, Reason: r.state.reason,
 			Models: r.state.models, MetricsAge: -1,
 			BlockSize: int(r.state.page.BlockSize.N), NumGPUBlocks: int(r.state.page.NumGPUBlocks.N),
 			Load: r.load(now.Sub(r.state.pageAt) <= f.opts.StaleAfter),
