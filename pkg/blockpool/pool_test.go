@@ -116,6 +116,17 @@ func TestAdmitWaitsForBlocksAndChangesNothing(t *testing.T) {
 	}
 }
 
+// What a prompt reuses is no longer free for the rest of it.
+func TestAdmitDoesNotCountItsHitsAsFree(t *testing.T) {
+	t.Parallel()
+
+	h, p := testHasher(t), testPool(t, 5)
+	serve(t, p, h, tokens(100, 9))
+	if hit, ok := p.Admit(h.Sequence(tokens(100, 20), Content{})); ok {
+		t.Errorf("a prompt of 5 blocks was admitted to a pool of 4, hitting %d tokens", hit)
+	}
+}
+
 // The pool is full of cached blocks; those of the prompt itself count as free
 // and would be taken away if they were handed out before they are reused.
 func TestAdmitKeepsItsOwnHits(t *testing.T) {

@@ -45,9 +45,9 @@ type machine struct {
 // prompt draws from few prompts that share beginnings, so that hits, copies and
 // evictions are frequent.
 func (m *machine) prompt(t *rapid.T) *Sequence {
-	var p []uint32
-	for range rapid.IntRange(1, 6).Draw(t, "runs") {
-		p = append(p, slices.Repeat([]uint32{rapid.Uint32Range(0, 2).Draw(t, "token")}, rapid.IntRange(1, testBlockSize).Draw(t, "length"))...)
+	p := tokens(100*rapid.Uint32Range(1, 3).Draw(t, "root"), rapid.IntRange(1, 8*testBlockSize).Draw(t, "length"))
+	if rapid.Bool().Draw(t, "branch") {
+		p = append(p, tokens(rapid.Uint32Range(1, 2).Draw(t, "tail"), rapid.IntRange(1, 2*testBlockSize).Draw(t, "tail length"))...)
 	}
 	seq := m.hasher.Sequence(p, Content{Salt: rapid.SampledFrom([]string{"", "", "", "s"}).Draw(t, "salt")})
 	if rapid.IntRange(0, 9).Draw(t, "skip") == 0 {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -343,6 +344,35 @@ func TestPreemption(t *testing.T) {
 	if d := cmp.Diff(b, tightB); d != "" {
 		t.Errorf("the preempted answer depends on the room (-wide +tight):\n%s", d)
 	}
+}
+
+// A preempted request comes before those that have never run, and nothing is
+// admitted by the step that preempts.
+func TestPreemptedComesFirst(t *testing.T) {
+	t.Parallel()
+
+	synctest.Test(t, func(t *testing.T) {
+		cfg := testConfig(t, 9) // 8 blocks
+		cfg.Overhead, cfg.InterToken = time.Millisecond, time.Millisecond
+		e := start(t, cfg)
+		ends := make([]time.Time, 3)
+		var clients sync.WaitGroup
+		for i, r := range []Request{
+			{Prompt: prompt(100, 8), MaxTokens: 20},
+			{Prompt: prompt(200, 8), MaxTokens: 20}, // both grow to 7 blocks
+			{Prompt: prompt(300, 28), MaxTokens: 1}, // 7 blocks: waits
+		} {
+			s := generate(t, e, r)
+			clients.Go(func() { all(t, s); ends[i] = time.Now() })
+		}
+		clients.Wait()
+		if !ends[0].Before(ends[1]) || !ends[1].Before(ends[2]) {
+			t.Errorf("requests ended at %v, want in order of arrival", ends)
+		}
+		if testutil.ToFloat64(cfg.Metrics.preemptions) == 0 {
+			t.Error("no preemption: the test has lost its point")
+		}
+	})
 }
 
 func TestCloseFreesWhatIsLeft(t *testing.T) {

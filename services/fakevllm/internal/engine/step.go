@@ -79,7 +79,6 @@ func (e *Engine) preempt() {
 	s := e.running[last]
 	e.running = e.running[:last]
 	e.pool.Free(s.tokens)
-	s.pending = false
 	e.waiting = slices.Insert(e.waiting, 0, s)
 	e.cfg.Metrics.preemptions.Inc()
 }
