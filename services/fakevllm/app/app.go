@@ -74,9 +74,9 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (_ *App, err error) 
 }
 
 func (a *App) newPublisher(reg prometheus.Registerer) (*publish.Publisher, error) {
-	encoding := kvevents.Encoding{Form: kvevents.FormMap}
-	if a.cfg.EventForm == FormArray {
-		encoding.Form = kvevents.FormArray
+	encoding, layout := kvevents.Encoding{Form: kvevents.FormMap}, kvevents.LayoutTopic
+	if a.cfg.EventForm == FormArray { // the releases that wrote it had no topic in replays
+		encoding.Form, layout = kvevents.FormArray, kvevents.LayoutBare
 	}
 	topic := a.cfg.Topic
 	if topic == "" {
@@ -88,6 +88,7 @@ func (a *App) newPublisher(reg prometheus.Registerer) (*publish.Publisher, error
 		Topic:       topic,
 		BufferSteps: a.cfg.BufferSteps,
 		Encoding:    encoding,
+		Layout:      layout,
 		Metrics:     publish.NewMetrics(reg),
 		Log:         a.log,
 	})

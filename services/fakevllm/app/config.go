@@ -108,7 +108,7 @@ func newFlags(c *Config) *flag.FlagSet {
 	fs.StringVar(&c.Topic, "topic", "", "`topic` of the events; empty is kv@<ip>:<port of the HTTP API>@<model>")
 	fs.IntVar(&c.BufferSteps, "buffer-steps", 10_000, "last `batches` of events that can be replayed")
 	c.EventForm = FormMap
-	fs.Func("event-form", "`form` of the events: map, as since vLLM 0.24, or array, as before (default map)", func(s string) error {
+	fs.Func("event-form", "`form` of the events: map, as since vLLM 0.24, or array, as before, with replays that have no topic (default map)", func(s string) error {
 		c.EventForm = EventForm(s)
 		return nil
 	})

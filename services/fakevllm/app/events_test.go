@@ -62,6 +62,12 @@ func (r replica) history(t *testing.T, last uint64) []kvevents.Message {
 			if end {
 				break
 			}
+			if r.cfg.EventForm == FormArray {
+				if m.Topic != "" {
+					t.Fatalf("reply of an old release has topic %q, want none", m.Topic)
+				}
+				m.Topic = r.Topic()
+			}
 			list = append(list, m)
 		}
 		if n := len(list); n > 0 && list[n-1].Seq >= last {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -256,6 +257,35 @@ func TestTooManyRequests(t *testing.T) {
 	status, answer, err := r.do(t.Context(), http.MethodPost, "/v1/completions", object{"model": "tiny", "prompt": "x"})
 	if err != nil || status != http.StatusServiceUnavailable || !strings.Contains(string(answer), "ServiceUnavailableError") {
 		t.Errorf("a request beyond the limit got %d %s, %v; want 503", status, answer, err)
+	}
+}
+
+func TestRefusedRequests(t *testing.T) {
+	t.Parallel()
+
+	r := start(t, quiet())
+	for _, tt := range []struct {
+		change object
+		param  string
+	}{
+		{object{"max_tokens": 1.5}, "max_tokens"},
+		{object{"max_completion_tokens": 0}, "max_completion_tokens"},
+		{object{"n": 0}, "n"},
+		{object{"n": 100_000}, "n"},
+		{object{"max_tokens": "many"}, "body.max_tokens"},
+		{object{"stream_options": object{"include_usage": true}}, "stream_options"},
+		{object{"prompt": []any{"", "x"}}, ""},
+		{object{"prompt_embeds": "AAAA"}, ""},
+	} {
+		body := object{"model": "tiny", "prompt": "x"}
+		maps.Copy(body, tt.change)
+		status, answer, err := r.do(t.Context(), http.MethodPost, "/v1/completions", body)
+		var got struct {
+			Error struct{ Message, Param string }
+		}
+		if err != nil || status != http.StatusBadRequest || json.Unmarshal(answer, &got) != nil || got.Error.Param != tt.param || got.Error.Message == "" {
+			t.Errorf("%v got %d %s, %v; want 400 that names %q", tt.change, status, answer, err, tt.param)
+		}
 	}
 }
 

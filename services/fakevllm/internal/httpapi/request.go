@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 
 	"github.com/prefixroute/prefixroute/pkg/blockpool"
@@ -104,19 +105,25 @@ func invalid(err error) error {
 
 // check refuses values that no engine takes.
 func (c *call) check() error {
-	if t := c.params.MaxTokens; t != nil && *t < 1 {
-		return valueError("max_tokens", *t, fmt.Sprintf("max_tokens must be at least 1, got %v.", *t))
-	}
-	if t := c.MaxCompletionTokens; t != nil && *t < 1 {
-		return valueError("max_completion_tokens", *t, fmt.Sprintf("max_tokens must be at least 1, got %v.", *t))
+	for _, v := range []struct {
+		name  string
+		value *float64
+	}{{"max_tokens", c.params.MaxTokens}, {"max_completion_tokens", c.MaxCompletionTokens}, {"n", c.params.N}} {
+		switch {
+		case v.value == nil:
+		case *v.value < 1:
+			return valueError(v.name, *v.value, fmt.Sprintf("%s must be at least 1, got %v.", v.name, *v.value))
+		case *v.value != math.Trunc(*v.value):
+			return valueError(v.name, *v.value, fmt.Sprintf("%s must be a whole number, got %v.", v.name, *v.value))
+		}
 	}
 	if t := c.Temperature; t != nil && *t < 0 {
 		return valueError("temperature", *t, fmt.Sprintf("temperature must be non-negative, got %v.", *t))
 	}
-	c.samples = c.Request.N
-	if n := c.params.N; n != nil && *n < 1 {
-		return valueError("n", *n, fmt.Sprintf("n must be at least 1, got %v.", *n))
+	if c.StreamOptions != nil && !c.Stream {
+		return badRequest("stream_options", "Stream options can only be defined when `stream=True`.")
 	}
+	c.samples = c.Request.N
 	return nil
 }
 

@@ -50,6 +50,7 @@ type Config struct {
 	// BufferSteps is how many batches can be replayed.
 	BufferSteps int
 	Encoding    kvevents.Encoding
+	Layout      kvevents.Layout // of replays
 	Metrics     *Metrics
 	Log         *slog.Logger
 }

@@ -81,9 +81,9 @@ func (p *Publisher) open(frames [][]byte) {
 func (p *Publisher) write(s *session) (over bool, err error) {
 	m := p.cfg.Metrics
 	for range burst {
-		frames := kvevents.EndFrames()
+		frames := p.cfg.Layout.End()
 		if len(s.replies) > 0 {
-			frames = s.replies[0].ReplyFrames()
+			frames = p.cfg.Layout.Reply(s.replies[0])
 		}
 		err := p.sockets.reply(append([][]byte{s.peer}, frames...))
 		switch {
