@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -85,7 +86,7 @@ func TestRedisKilled(t *testing.T) {
 	}
 	harness.Eventually(t, "metrics say that writes fail", func(context.Context) error {
 		if page := text(t, f.indexerOps+"/metrics"); !failedWrites(page) {
-			return fmt.Errorf("no failed write is counted")
+			return errors.New("no failed write is counted")
 		}
 		return nil
 	})

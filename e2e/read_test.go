@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -92,7 +93,7 @@ func copyIsWhole(t *testing.T, f *fleet) error {
 	t.Helper()
 	found := lagging.FindAllStringSubmatch(text(t, f.indexerOps+"/metrics"), -1)
 	if len(found) == 0 {
-		return fmt.Errorf("no metric says how far the copy is behind")
+		return errors.New("no metric says how far the copy is behind")
 	}
 	for _, m := range found {
 		if m[2] != "0" {

@@ -61,7 +61,8 @@ func Program(t *testing.T, name string) string {
 // fixed beforehand so that a restarted process can take its old place.
 func FreeAddr(t *testing.T) string {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	var lc net.ListenConfig
+	lis, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,8 @@ func Start(t *testing.T, name, path string, args ...string) *Process {
 // Restart starts the program again with the same arguments, after Kill.
 func (p *Process) Restart(t *testing.T) {
 	t.Helper()
-	p.cmd = exec.Command(p.path, p.args...)
+	// Not bound to the test's context: Cleanup kills it, after the context has ended.
+	p.cmd = exec.CommandContext(context.WithoutCancel(t.Context()), p.path, p.args...)
 	p.cmd.Stdout, p.cmd.Stderr = p.log, p.log
 	p.cmd.Env = append(os.Environ(), "GORACE=halt_on_error=1")
 	if err := p.cmd.Start(); err != nil {

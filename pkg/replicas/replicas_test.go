@@ -89,7 +89,7 @@ func TestReadFile(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("ReadFile (-want +got):\n%s", diff)
 	}
-	if _, err := ReadFile(write("replicas:\n- {name: a, adress: 'http://h:1'}\n")); err == nil || !strings.Contains(err.Error(), "adress") {
-		t.Errorf("ReadFile with a misspelt key: error = %v, want one that names it", err)
+	if _, err := ReadFile(write("replicas:\n- {name: a, zone: 'http://h:1'}\n")); err == nil || !strings.Contains(err.Error(), "zone") {
+		t.Errorf("ReadFile with an unknown key: error = %v, want one that names it", err)
 	}
 }
