@@ -256,6 +256,13 @@ func (e *Engine) Send(frames ...[]byte) {
 	e.call(func() { _, _ = e.pub.SendMessage(frames) })
 }
 
+// PublishAt is Publish under a number of choice, from where the numbers go on.
+func (e *Engine) PublishAt(seq uint64, events ...kvevents.Event) {
+	e.t.Helper()
+	e.SkipTo(seq)
+	e.Publish(events...)
+}
+
 // Repeat publishes the batch with the number seq again.
 func (e *Engine) Repeat(seq uint64) {
 	e.t.Helper()

@@ -32,6 +32,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strconv"
 	"sync"
 	"time"
@@ -57,18 +58,21 @@ const chunkRecords = 1000
 
 // ParseURL checks a Redis URL: redis://USER:PASSWORD@HOST:PORT/DB, rediss:// for
 // TLS, or unix://PATH.
-func ParseURL(url string) (*redis.Options, error) {
-	opt, err := redis.ParseURL(url)
+func ParseURL(raw string) (*redis.Options, error) {
+	opt, err := redis.ParseURL(raw)
+	if e, ok := errors.AsType[*url.Error](err); ok {
+		err = e.Err // without the URL, which may have a password
+	}
 	if err != nil {
 		return nil, fmt.Errorf("redis URL: %w", err)
 	}
 	return opt, nil
 }
 
-// Open returns a store at url whose keys begin with prefix, and whose calls take
+// Open returns a store at rawURL whose keys begin with prefix, and whose calls take
 // at most timeout each. It does not connect yet.
-func Open(url, prefix string, timeout time.Duration) (*Store, error) {
-	opt, err := ParseURL(url)
+func Open(rawURL, prefix string, timeout time.Duration) (*Store, error) {
+	opt, err := ParseURL(rawURL)
 	if err != nil {
 		return nil, err
 	}
@@ -125,6 +129,9 @@ type Copy struct {
 	Records []index.Record // ordered by hash
 }
 
+// errUnreadable is in the chain of an error that asking again will not mend.
+var errUnreadable = errors.New("the copy cannot be read")
+
 // errMoved is returned where the copy was written while it was read.
 var errMoved = errors.New("the copy changed while it was read")
 
@@ -138,7 +145,7 @@ func (s *Store) Load(ctx context.Context, replica string) (Copy, bool, error) {
 	}
 	cp := Copy{Rev: meta[fieldRev]}
 	if cp.Head, err = decodeHead(meta); err != nil {
-		return Copy{}, false, fmt.Errorf("copy of %s: %w", replica, err)
+		return Copy{}, false, fmt.Errorf("copy of %s: %w: %w", replica, errUnreadable, err)
 	}
 	if cp.Records, err = s.records(ctx, replica, cp.Head.Hashes); err != nil {
 		return Copy{}, false, fmt.Errorf("copy of %s: %w", replica, err)
@@ -175,9 +182,14 @@ func (s *Store) records(ctx context.Context, replica string, count int) ([]index
 			found[page[i]] = page[i+1]
 		}
 		if cursor = next; cursor == 0 {
-			return decodeRecords(found)
+			break
 		}
 	}
+	records, err := decodeRecords(found)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errUnreadable, err)
+	}
+	return records, nil
 }
 
 func (s *Store) scan(ctx context.Context, replica string, cursor uint64) ([]string, uint64, error) {

@@ -47,9 +47,12 @@ func newRig(t *testing.T, url string) *rig {
 	return g
 }
 
-func (g *rig) warm() {
-	g.t.Helper()
-	g.w.WarmStart(g.t.Context(), []*belief.Replica{g.r})
+func (g *rig) warm() { g.warmWithin(5 * time.Second) }
+
+func (g *rig) warmWithin(d time.Duration) {
+	ctx, cancel := context.WithTimeout(g.t.Context(), d)
+	defer cancel()
+	g.w.WarmStart(ctx, []*belief.Replica{g.r})
 }
 
 func (g *rig) apply(seq uint64, events ...kvevents.Event) {
@@ -172,7 +175,7 @@ func TestCutAnywhere(t *testing.T) {
 		cut := newCutter(t, srv.Addr(), int64(rnd.IntN(30_000)))
 		g := newRig(t, "redis://"+cut.addr())
 		g.w.maxDelta, g.s.chunk = 5+rnd.IntN(30), 3 // whole writes of several pieces are as common as deltas
-		g.warm()
+		g.warmWithin(150 * time.Millisecond)
 		if pos := g.r.Position(); pos.Known {
 			kept++
 		}
@@ -538,7 +541,7 @@ func TestWarmStartWithoutRedis(t *testing.T) {
 	t.Parallel()
 
 	g := newRig(t, "redis://127.0.0.1:1")
-	g.warm()
+	g.warmWithin(300 * time.Millisecond)
 	if got := testutil.ToFloat64(g.w.metrics.WarmStarts.WithLabelValues(warmFailed)); got != 1 {
 		t.Errorf("%v warm starts failed, want 1", got)
 	}

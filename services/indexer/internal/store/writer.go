@@ -22,6 +22,7 @@ const (
 	// concurrency bounds the replicas written or read at once.
 	concurrency = 8
 	maxDelta    = 10_000 // see Writer.maxDelta
+	warmRetry   = 200 * time.Millisecond
 	retryMin    = 100 * time.Millisecond
 	retryMax    = 5 * time.Second
 	maxRetries  = 3 // of one replica's write, on a mismatch, in one round
@@ -122,14 +123,15 @@ func (w *Writer) WarmStart(ctx context.Context, list []*belief.Replica) {
 
 func (w *Writer) warm(ctx context.Context, r *belief.Replica) (result string, err error) {
 	c := w.copyOf(r)
-	// The token first: from then on nobody else writes to what is read.
-	if c.token, err = w.store.Acquire(ctx, r.Name()); err != nil {
-		return warmFailed, err
+	cp, ok, err := w.takeOver(ctx, r, c)
+	for err != nil && !errors.Is(err, errUnreadable) {
+		// Redis may be starting too.
+		if !sleep(ctx, warmRetry) {
+			return warmFailed, err
+		}
+		cp, ok, err = w.takeOver(ctx, r, c)
 	}
-	cp, ok, err := w.store.Load(ctx, r.Name())
 	switch {
-	case ctx.Err() != nil:
-		return warmFailed, ctx.Err()
 	case err != nil:
 		return warmBroken, err
 	case !ok:
@@ -143,6 +145,17 @@ func (w *Writer) warm(ctx context.Context, r *belief.Replica) (result string, er
 	}
 	c.rev, c.whole = cp.Rev, false
 	return warmRestored, nil
+}
+
+// takeOver acquires the replica's copy and reads it. The token comes first: from
+// then on nobody else writes to what is read.
+func (w *Writer) takeOver(ctx context.Context, r *belief.Replica, c *replicaCopy) (cp Copy, ok bool, err error) {
+	if c.token == 0 {
+		if c.token, err = w.store.Acquire(ctx, r.Name()); err != nil {
+			return Copy{}, false, err
+		}
+	}
+	return w.store.Load(ctx, r.Name())
 }
 
 // Run writes until ctx ends. What is dirty then is left to Flush.
