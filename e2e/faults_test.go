@@ -36,6 +36,9 @@ func TestIndexerKilled(t *testing.T) {
 		t.Error("no answer said approximate, although the indexer was dead for a while")
 	}
 	f.requireEqualSets(t, everyEngine...)
+	if page := text(t, f.indexerOps+"/metrics"); !strings.Contains(page, `prefixroute_indexer_warm_starts_total{result="restored"} 3`+"\n") {
+		t.Error("the last start did not take all three sets over from Redis")
+	}
 	if generations := generationsOf(t, f); !allOnes(generations) {
 		t.Errorf("generations %v, want 1 for each: a restart of the indexer loses no history", generations)
 	}
@@ -85,7 +88,8 @@ func TestRedisKilled(t *testing.T) {
 		}
 	}
 	harness.Eventually(t, "metrics say that writes fail", func(context.Context) error {
-		if page := text(t, f.indexerOps+"/metrics"); !failedWrites(page) {
+		page := text(t, f.indexerOps+"/metrics")
+		if !failedWrite.MatchString(page) || !strings.Contains(page, "prefixroute_indexer_store_up 0\n") {
 			return errors.New("no failed write is counted")
 		}
 		return nil

@@ -69,7 +69,7 @@ func startFleet(t *testing.T) *fleet {
 		f.routerURL = append(f.routerURL, "http://"+listen)
 		f.routerOps = append(f.routerOps, "http://"+ops)
 		f.routers = append(f.routers, harness.Start(t, fmt.Sprintf("router-%d", i), harness.Program(t, "router"), append([]string{
-			"-listen", listen, "-listen-ops", ops, "-indexer", grpc, "-seed", strconv.Itoa(i+1), "-scrape-interval", "100ms",
+			"-listen", listen, "-listen-ops", ops, "-indexer", grpc, "-seed", strconv.Itoa(i + 1), "-scrape-interval", "100ms",
 		}, list...)...))
 	}
 	f.waitPrecise(t, "sim-a", "sim-b", "sim-c")

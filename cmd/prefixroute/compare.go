@@ -27,11 +27,12 @@ var indexes = []string{"approximate", "precise"}
 type compareOptions struct {
 	routers, servers map[string]string
 	load             compare.Load
+	engineBlocks     int
 	json             bool
 }
 
 func newCompareCommand() *cobra.Command {
-	o := compareOptions{load: defaultLoad()}
+	o := compareOptions{load: defaultLoad(), engineBlocks: defaultEngineBlocks}
 	cmd := &cobra.Command{
 		Use:   "compare",
 		Short: "Send one seeded load through approximate and precise routing, with forced evictions in the middle",
@@ -56,6 +57,7 @@ Exit code 0 means that every request was answered, not that one side won.`,
 	f.StringToStringVar(&o.servers, "server", nil, "`NAME=URL` of each engine behind the routers, by the routers' names")
 	f.BoolVar(&o.json, "json", false, "print JSON instead of a table")
 	addLoadFlags(cmd, &o.load)
+	addEngineFlags(cmd, &o.engineBlocks)
 	return cmd
 }
 
@@ -76,7 +78,7 @@ func addLoadFlags(cmd *cobra.Command, l *compare.Load) {
 	f.Uint64Var(&l.Trace.Seed, "seed", l.Trace.Seed, "seed of the trace and of the routers' ties")
 	f.IntVar(&l.Concurrency, "concurrency", l.Concurrency, "`requests` open at once; above 1 the predictions are also wrong about each other's requests")
 	f.BoolVar(&l.Evict, "evict", l.Evict, "force evictions after half of the requests")
-	f.DurationVar(&l.Settle, "settle", l.Settle, "pause after the evictions, for their events to arrive")
+	f.DurationVar(&l.Settle, "settle", l.Settle, "pause after forced evictions, for their events to arrive")
 }
 
 func (o compareOptions) validate() error {
@@ -105,7 +107,7 @@ func runCompare(ctx context.Context, o compareOptions, stdout, stderr io.Writer)
 	if len(o.routers) > 0 {
 		results, err = compareURLs(ctx, o, report)
 	} else {
-		results, err = compareStacks(ctx, o.load, stackConfig(o.load, nil, stderr), report)
+		results, err = compareStacks(ctx, o.load, stackConfig(o.load, o.engineBlocks, stderr), report)
 	}
 	if err != nil {
 		return err
@@ -173,17 +175,24 @@ func compareStack(ctx context.Context, index string, load compare.Load, cfg stac
 	return compare.Run(ctx, target, load, report)
 }
 
-// stackConfig is three engines with room for four tenants' prompts each: too
-// little for all eight on one, enough where each tenant stays on its replica.
-// A miss costs 1 ms a token, so that a hit can be seen in the time to first token.
-func stackConfig(load compare.Load, routers []string, stderr io.Writer) stack.Config {
+// defaultEngineBlocks is room for the whole default load on one engine, so that
+// nothing but a forced eviction can prove a promise wrong.
+const defaultEngineBlocks = 256
+
+func addEngineFlags(cmd *cobra.Command, blocks *int) {
+	cmd.Flags().IntVar(blocks, "engine-blocks", *blocks, "usable cache `blocks` of each simulated engine")
+}
+
+// stackConfig is three engines on which a miss costs 1 ms a token, so that a hit
+// can be seen in the time to first token.
+func stackConfig(load compare.Load, blocks int, stderr io.Writer) stack.Config {
 	engine := fakevllm.DefaultConfig()
 	engine.Model = load.Trace.Model
-	engine.NumGPUBlocks = 65
+	engine.NumGPUBlocks = blocks + 1 // block 0 is never usable
 	engine.Overhead = 5 * time.Millisecond
 	engine.PerToken = time.Millisecond
 	return stack.Config{
-		Engines: 3, Engine: engine, Routers: routers, Seed: load.Trace.Seed,
+		Engines: 3, Engine: engine, Seed: load.Trace.Seed,
 		Log: slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 }

@@ -14,7 +14,7 @@ import (
 )
 
 func newDemoCommand() *cobra.Command {
-	load := defaultLoad()
+	load, blocks := defaultLoad(), defaultEngineBlocks
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Run three engines, an indexer and two routers in one process, and compare the routers",
@@ -26,18 +26,19 @@ Exit code 0 means that the evictions fooled the approximate router and never the
 precise one.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return runDemo(cmd.Context(), load, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			return runDemo(cmd.Context(), load, blocks, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	addLoadFlags(cmd, &load)
+	addEngineFlags(cmd, &blocks)
 	return cmd
 }
 
-func runDemo(ctx context.Context, load compare.Load, stdout, stderr io.Writer) error {
+func runDemo(ctx context.Context, load compare.Load, blocks int, stdout, stderr io.Writer) error {
 	if err := load.Trace.Validate(); err != nil {
 		return err
 	}
-	cfg := stackConfig(load, indexes, stderr)
+	cfg := stackConfig(load, blocks, stderr)
 	if err := showEviction(ctx, cfg, load, stdout); err != nil {
 		return err
 	}
@@ -62,6 +63,7 @@ func showEviction(ctx context.Context, cfg stack.Config, load compare.Load, w io
 	if err != nil {
 		return err
 	}
+	cfg.Routers = indexes
 	s, err := stack.Start(ctx, cfg)
 	if err != nil {
 		return err

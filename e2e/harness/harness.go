@@ -11,7 +11,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -57,17 +59,35 @@ func Program(t *testing.T, name string) string {
 	return filepath.Join(dir, name)
 }
 
-// FreeAddr is a loopback address that nothing listened on a moment ago. It is
-// fixed beforehand so that a restarted process can take its old place.
+// The ports that FreeAddr hands out lie below those that the system gives to
+// outgoing connections, which would otherwise take one while its owner is dead.
+const (
+	firstPort = 21000
+	lastPort  = 31999
+)
+
+var nextPort atomic.Int64
+
+// FreeAddr is a loopback address that nothing listens on and that no other call
+// in this process returns. It is fixed beforehand so that a restarted program can
+// take its old place.
 func FreeAddr(t *testing.T) string {
 	t.Helper()
 	var lc net.ListenConfig
-	lis, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range lastPort - firstPort {
+		// Two test processes at once start at different places.
+		port := firstPort + (int64(os.Getpid())*97+nextPort.Add(1))%(lastPort-firstPort+1)
+		lis, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:"+strconv.FormatInt(port, 10))
+		if err != nil {
+			continue
+		}
+		if err := lis.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return lis.Addr().String()
 	}
-	defer lis.Close()
-	return lis.Addr().String()
+	t.Fatalf("no port between %d and %d is free", firstPort, lastPort)
+	return ""
 }
 
 // Process is a program that can be killed and started again.

@@ -49,7 +49,8 @@ type Load struct {
 	// Evict forces evictions after half of the requests: the system prompts of
 	// every second tenant leave all engines.
 	Evict bool
-	// Settle is the pause after the evictions, for their events to arrive.
+	// Settle is the pause after the servers were emptied and after the evictions,
+	// for their events to arrive.
 	Settle time.Duration
 }
 
@@ -91,6 +92,9 @@ func Run(ctx context.Context, t Target, load Load, progress Progress) (Result, e
 		if err := c.empty(ctx, s); err != nil {
 			return Result{}, err
 		}
+	}
+	if err := wait(ctx, load.Settle); err != nil {
+		return Result{}, err
 	}
 	before, err := c.counters(ctx, t.Servers)
 	if err != nil {

@@ -26,7 +26,7 @@ func wrong(r Result) string {
 	if r.Wrong == 0 {
 		return "0"
 	}
-	return fmt.Sprintf("%d (%+d/%+d tokens)", r.Wrong, r.OverTokens, -r.UnderTokens)
+	return fmt.Sprintf("%d (+%d/-%d tokens)", r.Wrong, r.OverTokens, r.UnderTokens)
 }
 
 func perReplica(requests map[string]int) string {

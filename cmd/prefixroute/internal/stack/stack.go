@@ -134,6 +134,8 @@ func (s *Stack) startRouter(ctx context.Context, cfg Config, list replicas.List,
 	c := router.DefaultConfig()
 	c.Listen, c.ListenOps, c.Replicas, c.Index, c.Seed = "127.0.0.1:0", "127.0.0.1:0", list, index, seed
 	c.BlockSize = cfg.Engine.BlockSize
+	// Everything shares one machine here, so the fleet's deadline is too tight.
+	c.IndexDeadline = 500 * time.Millisecond
 	if index == "precise" {
 		c.Indexers = []string{grpcAddr}
 	}
