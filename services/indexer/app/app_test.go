@@ -83,7 +83,7 @@ func startEngine(t *testing.T) *engine {
 }
 
 func (e *engine) restart() {
-	e.Engine = e.Engine.Restart()
+	e.Engine = e.Restart()
 	e.truth = index.NewBelief(hashing.Scheme{}, "m")
 }
 
@@ -232,7 +232,7 @@ func (x *indexer) awaitEqual(e *engine, seq uint64) {
 			Blocks  []map[string]any
 		}
 		if err := json.Unmarshal([]byte(body), &got); err != nil || got.LastSeq == nil || *got.LastSeq != seq {
-			return "indexer is not at " + fmt.Sprint(seq) + ": " + body[:min(len(body), 200)]
+			return fmt.Sprintf("indexer is not at %d: %.200s", seq, body)
 		}
 		if diff := cmp.Diff(want, got.Blocks); diff != "" {
 			return fmt.Sprintf("set at %d (-engine +indexer):\n%s", seq, diff)

@@ -272,6 +272,17 @@ func (e *Engine) Repeat(seq uint64) {
 	})
 }
 
+// RepeatAny publishes a batch of the replay buffer again, if there is one; pick
+// chooses among so many.
+func (e *Engine) RepeatAny(pick func(n int) int) {
+	e.t.Helper()
+	e.call(func() {
+		if len(e.buffer) > 0 {
+			_, _ = e.pub.SendMessage(e.buffer[pick(len(e.buffer))].Frames())
+		}
+	})
+}
+
 // Forget empties the replay buffer up to but without seq.
 func (e *Engine) Forget(seq uint64) {
 	e.t.Helper()

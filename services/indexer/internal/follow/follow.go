@@ -87,6 +87,8 @@ const (
 	settleAfter = time.Second
 	// probeTimeout bounds such a question, which holds up the stream.
 	probeTimeout = 3 * time.Second
+	// probeMax bounds the time between two of them while nobody answers.
+	probeMax = 10 * time.Minute
 	// rebuildMin and rebuildMax bound the interval between attempts to build a
 	// set again that is known to be less than it could be.
 	rebuildMin = 30 * time.Second

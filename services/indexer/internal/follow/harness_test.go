@@ -14,7 +14,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"go.uber.org/goleak"
 
 	"github.com/prefixroute/prefixroute/pkg/hashing"
 	"github.com/prefixroute/prefixroute/pkg/index"
@@ -27,8 +26,6 @@ import (
 	"github.com/prefixroute/prefixroute/services/indexer/internal/sources"
 	"github.com/prefixroute/prefixroute/services/indexer/internal/zmqsock"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
 	topic     = "kv@10.0.0.1:8000@m"

@@ -153,12 +153,18 @@ func (s *stream) fetchTail(ctx context.Context) {
 		s.setState(belief.Live, "")
 	case err != nil:
 		s.log.DebugContext(ctx, "probe failed", "err", err)
-	case len(h.batches) > 0:
-		s.metrics.Gaps.WithLabelValues(gapRepaired).Inc()
+		s.quiet = min(2*s.quiet, max(s.cfg.ProbeInterval, probeMax)) // it holds up the stream
+	default:
+		s.quiet = s.cfg.ProbeInterval
 	}
-	if !broken(err) {
-		if err := s.replayed(h.batches); err != nil {
-			s.log.DebugContext(ctx, "probe not applied", "err", err)
+	if !broken(err) && len(h.batches) > 0 {
+		s.metrics.Gaps.WithLabelValues(gapRepaired).Inc()
+		err = s.replayed(h.batches)
+		if err == nil && h.more {
+			err = s.replay(ctx)
+		}
+		if err != nil && ctx.Err() == nil {
+			s.log.WarnContext(ctx, "lost tail not applied", "err", err)
 		}
 	}
 	s.settle(ctx)
@@ -173,6 +179,6 @@ func (s *stream) tick(ctx context.Context) {
 	}
 	if !now.Before(s.probe) {
 		s.fetchTail(ctx)
-		s.probe = time.Now().Add(s.cfg.ProbeInterval)
+		s.probe = time.Now().Add(s.quiet)
 	}
 }

@@ -23,9 +23,10 @@ type stream struct {
 	src sources.Source // of the present connection
 
 	state  belief.State
-	lost   time.Time // since when there is no connection
-	probe  time.Time // when the stream is to be asked for a lost tail
-	joined uint64    // number of the generation's first batch
+	lost   time.Time     // since when there is no connection
+	probe  time.Time     // when the stream is to be asked for a lost tail
+	quiet  time.Duration // quiet time before that; grows while nobody answers
+	joined uint64        // number of the generation's first batch
 
 	contradicted bool // a batch took a copy that a complete history lacks
 	rebuild      rebuilds
@@ -153,7 +154,7 @@ const maxTake = 256
 
 // follow applies the live stream until the connection is lost.
 func (s *stream) follow(ctx context.Context, q *inbox.Queue) error {
-	s.probe = time.Now().Add(settleAfter)
+	s.probe, s.quiet = time.Now().Add(settleAfter), s.cfg.ProbeInterval
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -232,7 +233,7 @@ func (s *stream) receive(ctx context.Context, frames [][]byte) error {
 	if err := s.serveTopic(m.Topic); err != nil {
 		return err
 	}
-	s.probe = time.Now().Add(s.cfg.ProbeInterval)
+	s.probe = time.Now().Add(s.quiet)
 	s.live(ctx, m)
 	return nil
 }
