@@ -31,6 +31,8 @@ type Config struct {
 	Routers []string
 	// CutEvents lets the indexer follow an address where no engine publishes.
 	CutEvents bool
+	// Redis is the URL of the durable copy; empty keeps none.
+	Redis string
 	// Seed decides ties in the routers.
 	Seed uint64
 	Log  *slog.Logger
@@ -41,8 +43,10 @@ type Stack struct {
 	Engines []compare.Server
 	// Routers holds the base URLs in the order of Config.Routers.
 	Routers []string
-	// IndexerOps is the base URL of the indexer's /replicas and /metrics.
+	// IndexerOps is the base URL of the indexer's /replicas and /metrics,
+	// RouterOps of each router's /metrics.
 	IndexerOps string
+	RouterOps  []string
 
 	indexes []string
 	cut     bool
@@ -120,7 +124,7 @@ func (s *Stack) startEngine(ctx context.Context, cfg Config, name string) (repli
 
 func (s *Stack) startIndexer(ctx context.Context, cfg Config, list replicas.List) (grpcAddr string, err error) {
 	c := indexer.DefaultConfig()
-	c.ListenGRPC, c.ListenOps, c.Replicas, c.Redis = "127.0.0.1:0", "127.0.0.1:0", list, ""
+	c.ListenGRPC, c.ListenOps, c.Replicas, c.Redis = "127.0.0.1:0", "127.0.0.1:0", list, cfg.Redis
 	ix, err := indexer.New(ctx, c, cfg.Log.With("service", "indexer"))
 	if err != nil {
 		return "", fmt.Errorf("start indexer: %w", err)
@@ -145,6 +149,7 @@ func (s *Stack) startRouter(ctx context.Context, cfg Config, list replicas.List,
 	}
 	s.group.Go(func() error { return r.Run(ctx) })
 	s.Routers = append(s.Routers, r.URL())
+	s.RouterOps = append(s.RouterOps, r.OpsURL())
 	return nil
 }
 
