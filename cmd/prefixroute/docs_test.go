@@ -100,7 +100,7 @@ func startRedis(t *testing.T) (url string) {
 		t.Fatalf("start redis-server (scripts/deps installs it): %v", err)
 	}
 	t.Cleanup(func() {
-		if err := errors.Join(cmd.Process.Kill(), ignoreExit(cmd.Wait()))); err != nil {
+		if err := errors.Join(cmd.Process.Kill(), ignoreExit(cmd.Wait())); err != nil {
 			t.Error(err)
 		}
 	})
