@@ -51,6 +51,7 @@ type Engine struct {
 	subscribers int
 	asked       []uint64
 	skip        func(ask int, seq uint64) bool
+	canned      [][][]byte // answers every replay, if not nil
 }
 
 // Start starts an engine that stops, at the latest, with the test.
@@ -97,6 +98,9 @@ func (e *Engine) bind(kind zmq.Type, endpoint string) (*zmq.Socket, string) {
 		endpoint = "tcp://127.0.0.1:*"
 	}
 	err = errors.Join(sock.SetLinger(0), sock.SetSndhwm(0))
+	if kind == zmq.XPUB {
+		err = errors.Join(err, sock.SetXpubVerboser(1)) // tells of each subscriber, not only of the first
+	}
 	for deadline := time.Now().Add(5 * time.Second); err == nil; {
 		if err = sock.Bind(endpoint); err == nil {
 			break
@@ -176,6 +180,12 @@ func (e *Engine) replies() {
 			continue
 		}
 		e.asked = append(e.asked, start)
+		for _, reply := range e.canned {
+			_, _ = e.router.SendMessage(id, reply)
+		}
+		if e.canned != nil {
+			continue
+		}
 		for _, m := range e.buffer {
 			if m.Seq >= start && (e.skip == nil || !e.skip(len(e.asked), m.Seq)) {
 				_, _ = e.router.SendMessage(id, e.opts.Layout.Reply(m))
@@ -302,6 +312,12 @@ func (e *Engine) SkipTo(seq uint64) {
 func (e *Engine) DropReplies(skip func(ask int, seq uint64) bool) {
 	e.t.Helper()
 	e.call(func() { e.skip = skip })
+}
+
+// AnswerWith makes the replay socket answer with these frames, whatever is asked.
+func (e *Engine) AnswerWith(replies ...[][]byte) {
+	e.t.Helper()
+	e.call(func() { e.canned = replies })
 }
 
 // Asked lists the starts of the replays asked so far.

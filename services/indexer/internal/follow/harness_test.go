@@ -181,6 +181,15 @@ func (g *rig) wantGenerations(want ...string) {
 	}
 }
 
+// sum adds up the live batches with these verdicts.
+func (g *rig) sum(verdicts ...string) int {
+	n := 0.0
+	for _, v := range verdicts {
+		n += testutil.ToFloat64(g.metrics.Batches.WithLabelValues(v))
+	}
+	return int(n)
+}
+
 func (g *rig) wantCount(c prometheus.Collector, want float64, what string) {
 	g.t.Helper()
 	if got := testutil.ToFloat64(c); got != want {

@@ -213,6 +213,44 @@ func TestSocketsComeAndGo(t *testing.T) {
 	}
 }
 
+// TestManySubscriptions: they share a few threads.
+func TestManySubscriptions(t *testing.T) {
+	t.Parallel()
+
+	const streams, messages = 300, 20
+	c := start(t, config())
+	e := enginetest.Start(t, enginetest.Options{})
+	before := threads(t)
+	queues := make([]*inbox.Queue, streams)
+	for i := range queues {
+		queues[i], _ = subscribe(t, c, e.Events)
+	}
+	e.AwaitSubscribers(streams)
+	for range messages {
+		e.Publish(&kvevents.AllBlocksCleared{})
+	}
+	for i, q := range queues {
+		wantKind(t, q, inbox.Connected)
+		for range messages {
+			if n := wantKind(t, q, inbox.Message); len(n.Frames) != 3 {
+				t.Fatalf("stream %d: message has %d frames", i, len(n.Frames))
+			}
+		}
+	}
+	if more := threads(t) - before; more > 20 {
+		t.Errorf("%d subscriptions took %d threads", streams, more)
+	}
+}
+
+func threads(t *testing.T) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		t.Skip("no /proc: threads cannot be counted")
+	}
+	return len(list)
+}
+
 func descriptors(t *testing.T) int {
 	t.Helper()
 	list, err := os.ReadDir("/proc/self/fd")
