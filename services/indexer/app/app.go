@@ -92,7 +92,7 @@ func (a *App) build(reg *prometheus.Registry) (err error) {
 		return err
 	}
 	dirty := func(*belief.Replica) {}
-	if cfg.Redis != "" {
+	if cfg.durable() {
 		if a.store, err = store.Open(cfg.Redis, cfg.RedisPrefix, cfg.RedisTimeout); err != nil {
 			return err
 		}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -286,6 +287,16 @@ func TestFromEventToAnswer(t *testing.T) {
 		t.Errorf("generation is %v, want the second", g)
 	}
 
+	_, metrics := x.get("/metrics")
+	problems, err := promlint.New(strings.NewReader(metrics)).Lint()
+	if err != nil {
+		t.Error(err)
+	}
+	for _, p := range problems {
+		if strings.HasPrefix(p.Metric, "prefixroute_") {
+			t.Errorf("metric %s: %s", p.Metric, p.Text)
+		}
+	}
 	for path, want := range map[string]string{
 		"/readyz":               "ok",
 		"/healthz":              "ok",

@@ -27,7 +27,7 @@ type Config struct {
 	Replicas     replicas.List
 	ReplicasFile string // YAML or JSON; its replicas are added to Replicas
 
-	Redis        string        // URL; "" keeps no durable copy
+	Redis        string        // URL; "" or "none" keeps no durable copy
 	RedisPrefix  string        // of all keys
 	RedisTimeout time.Duration // of each call
 	WarmTimeout  time.Duration // how long the start waits for the durable copies
@@ -87,7 +87,7 @@ func newFlags(c *Config) *flag.FlagSet {
 	fs.StringVar(&c.ListenOps, "listen-ops", "127.0.0.1:9091", "`address` of metrics, health and pages; port 0 takes a free one")
 	fs.Var(&c.Replicas, "replica", "a `NAME=URL[,events=ADDR][,replay=ADDR][,topic=T][,model=M][,rank=N][,block-size=N]` to follow; can be given several times")
 	fs.StringVar(&c.ReplicasFile, "replicas-file", "", "YAML or JSON `file` whose key replicas lists more of them")
-	fs.StringVar(&c.Redis, "redis", "redis://127.0.0.1:6379/0", "`URL` of the durable copy; empty keeps none, so that a restart asks the engines for everything")
+	fs.StringVar(&c.Redis, "redis", "redis://127.0.0.1:6379/0", "`URL` of the durable copy; empty or none keeps none, so that a restart asks the engines for everything")
 	fs.StringVar(&c.RedisPrefix, "redis-prefix", "prefixroute", "`prefix` of all keys in Redis")
 	fs.DurationVar(&c.RedisTimeout, "redis-timeout", time.Second, "how long one call to Redis may take")
 	fs.DurationVar(&c.WarmTimeout, "warm-timeout", 5*time.Second, "how long the start waits for the durable copies before it goes on without")
@@ -99,9 +99,9 @@ func newFlags(c *Config) *flag.FlagSet {
 	fs.DurationVar(&c.ReplayIdleTimeout, "replay-idle-timeout", 2*time.Second, "how long a replay socket may be silent")
 	fs.IntVar(&c.ReplayAttempts, "replay-attempts", 3, "`times` in a row that a replay is asked for without progress")
 	fs.IntVar(&c.ReplayConcurrency, "replay-concurrency", 8, "`replays` at once, over all replicas")
-	fs.IntVar(&c.ReplayMaxMiB, "replay-max-mib", 64, "`MiB` of a replay that are read before they are applied")
+	fs.IntVar(&c.ReplayMaxMiB, "replay-max-mib", 32, "`MiB` of a replay that are read before they are applied")
 	fs.IntVar(&c.QueueMessages, "queue-messages", 16384, "live `messages` that may wait, for each replica")
-	fs.IntVar(&c.QueueMiB, "queue-mib", 64, "`MiB` of live messages that may wait, for each replica")
+	fs.IntVar(&c.QueueMiB, "queue-mib", 16, "`MiB` of live messages that may wait, for each replica")
 	fs.DurationVar(&c.DrainTimeout, "drain-timeout", 10*time.Second, "how long open calls get after SIGTERM")
 	fs.TextVar(&c.LogLevel, "log-level", slog.LevelInfo, "`level`: debug, info, warn or error")
 	return fs
@@ -122,7 +122,7 @@ func (c Config) Validate() error {
 	if err := c.Replicas.Validate(); err != nil {
 		errs = append(errs, err)
 	}
-	if c.Redis != "" {
+	if c.durable() {
 		if _, err := store.ParseURL(c.Redis); err != nil {
 			bad("redis is %q, expected redis://HOST:PORT/DB: %w", redact(c.Redis), err)
 		}
@@ -163,6 +163,10 @@ func (c Config) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// durable reports whether a durable copy is kept. "none" says the same as "",
+// which an environment variable cannot say: there it counts as unset.
+func (c Config) durable() bool { return c.Redis != "" && c.Redis != "none" }
 
 // redact hides a password, also in a URL that does not parse.
 func redact(raw string) string {

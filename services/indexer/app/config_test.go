@@ -81,7 +81,10 @@ func TestDefaultConfigLacksReplicasAlone(t *testing.T) {
 	if err := cfg.Replicas.Set("a=http://h:1"); err != nil {
 		t.Fatal(err)
 	}
-	if err := cfg.Validate(); err != nil {
-		t.Error(err)
+	for _, redis := range []string{cfg.Redis, "", "none"} {
+		cfg.Redis = redis
+		if err := cfg.Validate(); err != nil || cfg.durable() != strings.HasPrefix(redis, "redis") {
+			t.Errorf("redis %q: durable is %v, error %v", redis, cfg.durable(), err)
+		}
 	}
 }

@@ -53,7 +53,8 @@ func (r *Replica) Look(q Query) (Look, bool) {
 
 // Status is everything there is to say about a replica, at one moment.
 type Status struct {
-	Name, URL  string
+	Name       string
+	URL        string // without a password
 	Model      string // "" while unknown
 	Scheme     string
 	BlockSizes []int // that of keys first; empty while unknown
@@ -73,7 +74,7 @@ func (r *Replica) Status() Status {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	s := Status{
-		Name: r.cfg.Name, URL: r.cfg.URL, Model: r.model, Scheme: r.scheme.Name(), BlockSizes: r.blockSizes(),
+		Name: r.cfg.Name, URL: r.shown, Model: r.model, Scheme: r.scheme.Name(), BlockSizes: r.blockSizes(),
 		State: r.state, Reason: r.why(), Doubts: r.doubts,
 		Generation: r.gen, Local: !r.shared, Position: r.pos, LastEvent: r.lastEvent,
 	}

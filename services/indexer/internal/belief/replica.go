@@ -21,6 +21,7 @@ package belief
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -76,6 +77,7 @@ type Position struct {
 type Replica struct {
 	// Fixed after NewReplica.
 	cfg    replicas.Replica
+	shown  string // cfg.URL without a password
 	scheme hashing.Scheme
 	// changed is called, without the lock, after a change that List shows in
 	// state, generation, model or shape; dirty after one that the durable copy
@@ -99,9 +101,18 @@ type Replica struct {
 // NewReplica returns a replica about which nothing is known.
 func NewReplica(cfg replicas.Replica, scheme hashing.Scheme, changed, dirty func()) *Replica {
 	return &Replica{
-		cfg: cfg, scheme: scheme, changed: changed, dirty: dirty,
+		cfg: cfg, shown: redact(cfg.URL), scheme: scheme, changed: changed, dirty: dirty,
 		model: cfg.Model, reason: "not contacted yet",
 	}
+}
+
+// redact hides the password of a URL, for all who only show it.
+func redact(raw string) string {
+	u, err := url.Parse(raw)
+	if err != nil {
+		return ""
+	}
+	return u.Redacted()
 }
 
 // Name is the replica's identity.

@@ -4,8 +4,8 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -353,7 +353,7 @@ func TestReplaysAreBounded(t *testing.T) {
 		b := &bench{resolvable: true, reachable: true, mute: true}
 		var list []*belief.Replica
 		for i := range 100 {
-			list = append(list, belief.NewReplica(replicas.Replica{Name: fmt.Sprint(i)}, hashing.Scheme{}, func() {}, func() {}))
+			list = append(list, belief.NewReplica(replicas.Replica{Name: strconv.Itoa(i)}, hashing.Scheme{}, func() {}, func() {}))
 		}
 		fol := New(Config{
 			DownAfter: 10 * time.Second, ProbeInterval: 15 * time.Second,

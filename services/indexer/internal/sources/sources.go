@@ -199,6 +199,7 @@ func (r *Resolver) get(ctx context.Context, target string, into any) error {
 	if err != nil {
 		return fmt.Errorf("make request: %w", err)
 	}
+	target = req.URL.Redacted() // for messages
 	resp, err := r.client.Do(req)
 	if err != nil {
 		return err // names method and URL

@@ -129,6 +129,18 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+func TestPasswordsStayOutOfErrors(t *testing.T) {
+	t.Parallel()
+
+	base := strings.Replace(engine(t, map[string]string{"/v1/models": "x"}), "http://", "http://user:hunter2@", 1)
+	for _, u := range []string{base, "http://user:hunter2@127.0.0.1:1"} {
+		_, err := NewResolver(5*time.Second).Resolve(t.Context(), replicas.Replica{Name: "a", URL: u})
+		if err == nil || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("error is %v, want one without the password", err)
+		}
+	}
+}
+
 func TestResolveTakesAtMostItsTimeout(t *testing.T) {
 	t.Parallel()
 

@@ -584,6 +584,42 @@ func TestRecordRoundTrip(t *testing.T) {
 	}
 }
 
+// FuzzDecodeRecord: whatever Redis holds, reading it neither panics nor takes
+// more than it is worth, and what is read is written the same again.
+func FuzzDecodeRecord(f *testing.F) {
+	parent := kvevents.Hash(7)
+	for _, r := range []index.Record{
+		{Copies: []index.Copies{{Medium: "GPU", N: 1}}},
+		{Key: 1, HasKey: true, BlockSize: 16, Local: 2, Parent: &parent, Copies: []index.Copies{{Medium: "CPU", Group: 1, N: 2}}},
+	} {
+		value, err := encodeRecord(&r)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(value))
+	}
+	f.Add("\x96\xc0\x00\x00\xc0\xc2\xdd\xff\xff\xff\xff")
+	f.Add("\x96\xc0\x00\x00\xc0\xc2\x91\x93\xdb\xff\xff\xff\xff")
+	f.Fuzz(func(t *testing.T, value string) {
+		_, _ = decodeGroups(value)
+		first, err := decodeRecord(1, value)
+		if err != nil {
+			return
+		}
+		again, err := encodeRecord(&first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := decodeRecord(1, string(again))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(first, second); diff != "" {
+			t.Errorf("round trip (-first +second):\n%s", diff)
+		}
+	})
+}
+
 // TestScriptLists: lists longer than Lua's stack arrive whole.
 func TestScriptLists(t *testing.T) {
 	t.Parallel()

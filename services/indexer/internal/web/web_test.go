@@ -23,7 +23,7 @@ import (
 // newFleet has a live replica a, which holds something, and a silent b.
 func newFleet(t *testing.T) (*belief.Fleet, *reports.Ledger, http.Handler) {
 	t.Helper()
-	fleet := belief.NewFleet(replicas.List{{Name: "a", URL: "http://a", Model: "org/<m>"}, {Name: "b", URL: "http://b"}}, hashing.Scheme{}, func(*belief.Replica) {})
+	fleet := belief.NewFleet(replicas.List{{Name: "a", URL: "http://u:hunter2@a", Model: "org/<m>"}, {Name: "b", URL: "http://b"}}, hashing.Scheme{}, func(*belief.Replica) {})
 	a, _ := fleet.Replica("a")
 	a.Renew("org/<m>")
 	unknown := kvevents.Hash(99)
@@ -73,7 +73,7 @@ func TestReplicasAsJSON(t *testing.T) {
 		}
 		a.EventAge, a.Generation.Epoch, a.Digest = nil, "", ""
 		want := Row{
-			Name: "a", URL: "http://a", Model: "org/<m>", KeyScheme: "prefixroute-v1", BlockSizes: []int{2}, State: "live",
+			Name: "a", URL: "http://u:xxxxx@a", Model: "org/<m>", KeyScheme: "prefixroute-v1", BlockSizes: []int{2}, State: "live",
 			Generation: rowGeneration{Counter: 1, Local: true}, LastSeq: new(uint64(41)), Blocks: 3, Copies: 4, GPUCopies: 4, Orphans: 1, InFlight: 1,
 			Precision: rowPrecision{Requests: 1, ExactRequests: 1, PredictedTokens: 32, ActualTokens: 32},
 			Ignored:   map[string]int{"unknown_medium": 1},
