@@ -66,9 +66,7 @@ func TestIndexerDown(t *testing.T) {
 	if with, without := median(usual), median(replies); without > with+deadline {
 		t.Errorf("median answer %v without the indexer, %v with it; want at most %v more", without, with, deadline)
 	}
-	if page := text(t, f.routerOps[0]+"/metrics"); !strings.Contains(page, "prefixroute_router_indexer_connected 0") {
-		t.Error("the router's metrics do not say that the indexer is away")
-	}
+	f.eventuallyOnPage(t, f.routerOps[0], "prefixroute_router_indexer_connected 0")
 }
 
 // TestRedisKilled goes on from memory while Redis is gone, and writes the whole
@@ -116,6 +114,7 @@ func TestRouterKilled(t *testing.T) {
 	harness.Eventually(t, "load", l.await(40))
 	f.routers[0].Kill(t)
 	harness.Eventually(t, "load on the other router", l.await(80))
+	f.eventuallyOnPage(t, f.indexerOps, "prefixroute_indexer_report_streams 1")
 	replies := l.stop()
 	requireAnswered(t, replies)
 	for _, r := range replies {
@@ -159,6 +158,8 @@ func TestEngineKilled(t *testing.T) {
 		}
 		return nil
 	})
+	f.eventuallyOnPage(t, f.routerOps[0], `prefixroute_router_replica_up{replica="sim-b"} 0`)
+	f.eventuallyOnPage(t, f.indexerOps, `prefixroute_indexer_replica_state{replica="sim-b",state="down"} 1`)
 	f.engines["sim-b"].Restart(t)
 	f.waitPrecise(t, everyEngine...)
 	harness.Eventually(t, "load on all engines", l.await(150))

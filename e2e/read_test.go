@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -9,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prefixroute/prefixroute/e2e/harness"
 )
 
 // askAll sends requests one after the other through the first router.
@@ -47,6 +51,17 @@ func text(t *testing.T, url string) string {
 		t.Fatal(err)
 	}
 	return string(page)
+}
+
+// eventuallyOnPage waits for a line on a /metrics page.
+func (f *fleet) eventuallyOnPage(t *testing.T, ops, line string) {
+	t.Helper()
+	harness.Eventually(t, line, func(context.Context) error {
+		if !strings.Contains(text(t, ops+"/metrics"), "\n"+line+"\n") {
+			return errors.New("the page lacks the line")
+		}
+		return nil
+	})
 }
 
 // replicaStatus is the part of the indexer's /replicas that the tests read.

@@ -1004,7 +1004,8 @@ type Replica struct {
 	// Block sizes seen in events, or the configured one before the first event.
 	BlockSizes []uint32    `protobuf:"varint,5,rep,packed,name=block_sizes,json=blockSizes,proto3" json:"block_sizes,omitempty"`
 	State      StreamState `protobuf:"varint,6,opt,name=state,proto3,enum=prefixroute.index.v1.StreamState" json:"state,omitempty"`
-	// Why the state is what it is, in words; empty while live.
+	// Why the state is what it is, or why the set is in doubt although the stream
+	// is live, in words; else empty.
 	Reason     string      `protobuf:"bytes,7,opt,name=reason,proto3" json:"reason,omitempty"`
 	Generation *Generation `protobuf:"bytes,8,opt,name=generation,proto3" json:"generation,omitempty"`
 	// Number of the last applied batch; absent before the first.
