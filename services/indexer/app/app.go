@@ -3,14 +3,12 @@
 package app
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -87,9 +85,9 @@ func (a *App) build(reg *prometheus.Registry) (err error) {
 	}); err != nil {
 		return err
 	}
-	scheme, err := readScheme(cfg.KeySecretFile)
+	secret, err := ops.ReadSecret(cfg.KeySecretFile)
 	if err != nil {
-		return err
+		return fmt.Errorf("key-secret-file: %w", err)
 	}
 	dirty := func(*belief.Replica) {}
 	if cfg.durable() {
@@ -99,7 +97,7 @@ func (a *App) build(reg *prometheus.Registry) (err error) {
 		a.writer = store.NewWriter(a.store, store.NewMetrics(reg), a.log)
 		dirty = a.writer.Dirty
 	}
-	a.fleet = belief.NewFleet(cfg.Replicas, scheme, dirty)
+	a.fleet = belief.NewFleet(cfg.Replicas, hashing.NewScheme(secret), dirty)
 	a.follower = follow.New(follow.Config{
 		DownAfter:         cfg.DownAfter,
 		ProbeInterval:     cfg.ProbeInterval,
@@ -126,21 +124,6 @@ func (a *App) warm() error {
 		return grpcapi.ErrWarmingUp
 	}
 	return nil
-}
-
-// readScheme reads the fleet's secret, without the line end that editors add.
-func readScheme(path string) (hashing.Scheme, error) {
-	if path == "" {
-		return hashing.NewScheme(nil), nil
-	}
-	secret, err := os.ReadFile(path)
-	if err != nil {
-		return hashing.Scheme{}, fmt.Errorf("key-secret-file: %w", err)
-	}
-	if secret = bytes.TrimRight(secret, "\r\n"); len(secret) == 0 {
-		return hashing.Scheme{}, fmt.Errorf("key-secret-file %s is empty, expected a secret", path)
-	}
-	return hashing.NewScheme(secret), nil
 }
 
 // GRPCAddr is the bound "host:port" of the index API.

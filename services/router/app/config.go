@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -220,16 +219,9 @@ func (c *Config) policy() (*scoring.Policy, error) {
 
 // scheme makes the key scheme of the configuration.
 func (c *Config) scheme() (hashing.Scheme, error) {
-	if c.KeySecretFile == "" {
-		return hashing.Scheme{}, nil
-	}
-	secret, err := os.ReadFile(c.KeySecretFile)
+	secret, err := ops.ReadSecret(c.KeySecretFile)
 	if err != nil {
 		return hashing.Scheme{}, fmt.Errorf("key-secret-file: %w", err)
-	}
-	secret = []byte(strings.TrimSpace(string(secret)))
-	if len(secret) == 0 {
-		return hashing.Scheme{}, fmt.Errorf("key-secret-file: %s is empty, expected a secret", c.KeySecretFile)
 	}
 	return hashing.NewScheme(secret), nil
 }
