@@ -94,7 +94,7 @@ func (r *reader) mapBatch() (b Batch, err error) {
 	}
 	var hasTime, hasEvents bool
 	for range n {
-		name, err := r.fieldName()
+		name, err := r.text()
 		if err != nil {
 			return b, err
 		}

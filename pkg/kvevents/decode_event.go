@@ -209,7 +209,7 @@ func (r *reader) mapEvent() (Event, string, error) {
 	}
 	r.seek(start)
 	for range n {
-		name, err := r.fieldName()
+		name, err := r.text()
 		if err != nil {
 			return nil, tag, err
 		}
@@ -224,7 +224,7 @@ func (r *reader) mapEvent() (Event, string, error) {
 // have no order.
 func (r *reader) findTag(pairs int) (string, error) {
 	for range pairs {
-		name, err := r.fieldName()
+		name, err := r.text()
 		if err != nil {
 			return "", err
 		}
@@ -251,22 +251,6 @@ func (r *reader) tag() (string, error) {
 		return "", err
 	}
 	return known(body[:min(len(body), maxTagBytes)]), nil
-}
-
-// fieldName reads a map key. Keys that aren't text are of no field we know.
-func (r *reader) fieldName() (string, error) {
-	k, err := r.peek()
-	if err != nil {
-		return "", err
-	}
-	if k != kindText && k != kindBytes {
-		return "", r.skip()
-	}
-	body, err := r.body()
-	if err != nil {
-		return "", err
-	}
-	return known(body), nil
 }
 
 // atLocality reports whether the next value is a locality.

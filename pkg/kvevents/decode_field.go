@@ -216,7 +216,8 @@ func (r *reader) optionalInt(field string) (*int64, error) {
 	return &v, nil
 }
 
-// text reads an optional string; a value of another type is "".
+// text reads an optional string or a map key; a value of another type is "",
+// which is the name of no field.
 func (r *reader) text() (string, error) {
 	k, err := r.peek()
 	if err != nil {
@@ -252,7 +253,7 @@ func (r *reader) loraName() (string, error) {
 		return "", err
 	}
 	for range n {
-		name, err := r.fieldName()
+		name, err := r.text()
 		if err != nil {
 			return "", err
 		}
