@@ -87,9 +87,10 @@ type Client struct {
 	fleet atomic.Pointer[watched]
 	lost  atomic.Pointer[outage] // nil while the watch is open
 
-	reports   chan *indexv1.ReportRequest
-	reporting atomic.Bool   // a report stream is open
-	requests  atomic.Uint64 // last request number given out
+	reports    chan *indexv1.ReportRequest
+	incomplete chan struct{} // holds one signal: the report stream lacks a completion
+	reporting  atomic.Bool   // a report stream is open
+	requests   atomic.Uint64 // last request number given out
 }
 
 // watched is one answer of the watch.
@@ -132,7 +133,7 @@ func New(cfg Config, metrics *Metrics, log *slog.Logger) (*Client, error) {
 	c := &Client{
 		addresses: cfg.Addresses, conn: conn, api: indexv1.NewIndexServiceClient(conn),
 		metrics: metrics, log: log, router: newRouterID(),
-		reports: make(chan *indexv1.ReportRequest, limit),
+		reports: make(chan *indexv1.ReportRequest, limit), incomplete: make(chan struct{}, 1),
 	}
 	c.lost.Store(&outage{reason: "not connected yet"})
 	return c, nil

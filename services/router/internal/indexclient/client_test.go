@@ -283,6 +283,31 @@ func TestReportsOfAnOlderStreamAreDropped(t *testing.T) {
 	}
 }
 
+// An end that cannot be queued would leave its request in flight at the indexer
+// for as long as the stream lasts, so the stream is replaced.
+func TestLostCompletionEndsTheStream(t *testing.T) {
+	t.Parallel()
+
+	x := newIndexer(t)
+	c, m := run(t, Config{Addresses: []string{x.addr}, QueueLimit: 1})
+	<-x.streams
+	eventually(t, "the stream", c.reporting.Load)
+	id := c.Commit(Commit{Replica: "a"})
+	eventually(t, "the commit", func() bool { return x.kinds() == "commit" })
+	full := m.Dropped.WithLabelValues(kindCompletion, dropFull)
+	eventually(t, "a completion that finds no room", func() bool {
+		for range 100 { // faster than they are sent
+			c.Complete(id)
+		}
+		return testutil.ToFloat64(full) > 0
+	})
+	select {
+	case <-x.streams:
+	case <-time.After(patience):
+		t.Error("the stream goes on without the completion")
+	}
+}
+
 func TestReportsNeverBlock(t *testing.T) {
 	t.Parallel()
 

@@ -46,6 +46,7 @@ const (
 	Deadline    Failure = "deadline"    // no answer in time
 	Unavailable Failure = "unavailable" // no indexer can be reached, or none is ready
 	NoneFits    Failure = "scheme"      // no replica of the model has the scheme and block size
+	Canceled    Failure = "canceled"    // the caller no longer waits
 	Failed      Failure = "match_error" // anything else
 	succeeded   Failure = "ok"
 )
@@ -87,10 +88,14 @@ func FailureOf(err error) Failure {
 		return succeeded
 	case errors.Is(err, context.DeadlineExceeded):
 		return Deadline
+	case errors.Is(err, context.Canceled):
+		return Canceled
 	}
 	switch status.Code(err) {
 	case codes.DeadlineExceeded:
 		return Deadline
+	case codes.Canceled:
+		return Canceled
 	case codes.Unavailable:
 		return Unavailable
 	case codes.FailedPrecondition:

@@ -36,7 +36,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 			Help: "Reports that no indexer got, by kind and why.",
 		}, []string{"kind", "reason"}),
 	}
-	for _, f := range []Failure{succeeded, Deadline, Unavailable, NoneFits, Failed} {
+	for _, f := range []Failure{succeeded, Deadline, Unavailable, NoneFits, Canceled, Failed} {
 		m.Matches.WithLabelValues(string(f))
 	}
 	for _, kind := range []string{kindCommit, kindCompletion, kindObservation} {

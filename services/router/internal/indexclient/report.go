@@ -67,7 +67,8 @@ func (c *Client) Observe(o Observation) {
 func tokens(n int) uint64 { return uint64(max(n, 0)) } //nolint:gosec // not negative
 
 // enqueue never blocks. Without an open stream it drops at once: a commit told
-// seconds later would announce blocks that may be gone.
+// seconds later would announce blocks that may be gone. Dropping a completion
+// ends the stream, with which the indexers take back all that it left in flight.
 func (c *Client) enqueue(r *indexv1.ReportRequest) {
 	if !c.reporting.Load() {
 		c.metrics.Dropped.WithLabelValues(kindOf(r), dropNoStream).Inc()
@@ -77,11 +78,22 @@ func (c *Client) enqueue(r *indexv1.ReportRequest) {
 	case c.reports <- r:
 	default:
 		c.metrics.Dropped.WithLabelValues(kindOf(r), dropFull).Inc()
+		if r.GetCompletion() == nil {
+			return
+		}
+		select {
+		case c.incomplete <- struct{}{}:
+		default: // it ends already
+		}
 	}
 }
 
-// errClosed is a report stream that the indexer closed without an error.
-var errClosed = errors.New("closed by the indexer")
+var (
+	// errClosed is a report stream that the indexer closed without an error.
+	errClosed = errors.New("closed by the indexer")
+	// errIncomplete is one that lacks a completion.
+	errIncomplete = errors.New("a completion was dropped")
+)
 
 // report sends the queue over one stream until it breaks.
 func (c *Client) report(ctx context.Context) error {
@@ -119,6 +131,8 @@ func (c *Client) send(ctx context.Context, stream indexv1.IndexService_ReportCli
 				err = errClosed
 			}
 			return err
+		case <-c.incomplete:
+			return errIncomplete
 		case r := <-c.reports:
 			if !track(open, r) {
 				c.metrics.Dropped.WithLabelValues(kindOf(r), dropNoStream).Inc()
@@ -137,6 +151,7 @@ func (c *Client) send(ctx context.Context, stream indexv1.IndexService_ReportCli
 func (c *Client) drain() {
 	for {
 		select {
+		case <-c.incomplete:
 		case r := <-c.reports:
 			c.metrics.Dropped.WithLabelValues(kindOf(r), dropNoStream).Inc()
 		default:

@@ -103,6 +103,7 @@ func (v *View) without(names []string) *View {
 	less.Candidates = slices.DeleteFunc(slices.Clone(v.Candidates), func(c Candidate) bool {
 		return slices.Contains(names, c.Name)
 	})
+	less.label()
 	return &less
 }
 
@@ -128,19 +129,12 @@ func (p *Picker) Commit(d *Decision) (end func()) {
 		return func() {}
 	}
 	report := indexclient.Commit{Replica: c.Name, Model: d.View.Prompt.Model, Scheme: p.cfg.Scheme.Name()}
-	var ids []uint64
-	if c.Precise && c.group != nil {
+	if c.Precise {
 		report.Model, report.BlockSize = c.group.model, c.group.blockSize
-		for i := range c.group.keys {
-			report.Keys = c.group.keys[i]
-			ids = append(ids, p.index.Commit(report))
-		}
+		report.Keys = slices.Concat(c.group.keys...)
 	}
-	return func() {
-		for _, id := range ids {
-			p.index.Complete(id)
-		}
-	}
+	id := p.index.Commit(report)
+	return func() { p.index.Complete(id) }
 }
 
 // Observe sets what the engine reported of d's request, in tokens, beside what

@@ -29,7 +29,7 @@ func (p *Picker) match(ctx context.Context, g *group) {
 	for _, c := range g.members {
 		c.Precise, c.Total, c.BlockSize = true, g.usable, g.blockSize
 		for i := range answers {
-			if reason := c.take(answers[i], errs[i], len(g.usableKeys(i))); reason != ReasonNone {
+			if reason := c.take(answers[i], errs[i]); reason != ReasonNone {
 				c.Precise, c.Reason = false, reason
 				c.Matched, c.Total = 0, 0
 				break
@@ -43,11 +43,9 @@ func (g *group) usableKeys(i int) []hashing.Key {
 	return g.keys[i][:g.usables[i]]
 }
 
-// lookup asks for one prompt. A prompt without a usable block needs no answer.
+// lookup asks for one prompt. It asks for one without a usable block too: only
+// an answer shows that the indexer is there and the streams still live.
 func (p *Picker) lookup(ctx context.Context, g *group, keys []hashing.Key) (indexclient.Answer, error) {
-	if len(keys) == 0 {
-		return indexclient.Answer{}, nil
-	}
 	names := make([]string, len(g.members))
 	for i, c := range g.members {
 		names[i] = c.Name
@@ -58,12 +56,9 @@ func (p *Picker) lookup(ctx context.Context, g *group, keys []hashing.Key) (inde
 }
 
 // take adds one answer to c and says why it cannot.
-func (c *Candidate) take(a indexclient.Answer, err error, asked int) Reason {
-	switch {
-	case err != nil:
+func (c *Candidate) take(a indexclient.Answer, err error) Reason {
+	if err != nil {
 		return failureReason(indexclient.FailureOf(err))
-	case asked == 0:
-		return ReasonNone
 	}
 	m, ok := a.Matches[c.Name]
 	if !ok {
@@ -89,6 +84,8 @@ func failureReason(f indexclient.Failure) Reason {
 		return ReasonUnavailable
 	case indexclient.NoneFits:
 		return ReasonScheme
+	case indexclient.Canceled:
+		return ReasonCanceled
 	default:
 		return ReasonMatchError
 	}

@@ -142,7 +142,11 @@ func (p *Picker) Prepare(ctx context.Context, r tokenize.Request) Prompt {
 	}
 	out.own = own[:min(len(own), maxPrompts)]
 	out.engine = out.own
-	if p.cfg.Tokenizer == nil || p.index == nil || len(own) == 0 {
+	if len(own) == 0 {
+		out.reason = ReasonTokenizer
+		return out
+	}
+	if p.cfg.Tokenizer == nil || p.index == nil {
 		return out
 	}
 	lists, err := p.cfg.Tokenizer.tokens(ctx, p.fleet, r)

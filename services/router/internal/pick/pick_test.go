@@ -267,6 +267,103 @@ func TestChooseAgainWithoutTheTried(t *testing.T) {
 	}
 }
 
+// An indexer that does not answer vouches for nobody, not even for a prompt of
+// which there is nothing to reuse.
+func TestShortPromptIsPreciseOnlyByAnAnswer(t *testing.T) {
+	t.Parallel()
+
+	all := idle(2)
+	x := following(all)
+	p := newPicker(t, all, x)
+	if v := send(t, p, request(t, prompt(0, 16))).View; v.Index != Precise || v.Candidates[0].Total != 0 {
+		t.Errorf("index %s of %d blocks, want precise of 0", v.Index, v.Candidates[0].Total)
+	}
+	x.err = context.DeadlineExceeded
+	if v := send(t, p, request(t, prompt(0, 16))).View; v.Index != Approximate || v.Reason != ReasonDeadline || v.Candidates[0].Total != 1 {
+		t.Errorf("index %s for %s of %d blocks, want approximate for deadline of 1", v.Index, v.Reason, v.Candidates[0].Total)
+	}
+}
+
+// No index knows anything of a prompt that only the engine can read.
+func TestOpaquePromptIsNeverPrecise(t *testing.T) {
+	t.Parallel()
+
+	all := idle(2)
+	p := newPicker(t, all, following(all))
+	r, err := tokenize.ParseCompletion([]byte(`{"model":"m","prompt_embeds":"AAAA"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := send(t, p, r)
+	if d.View.Index != Approximate || d.View.Reason != ReasonTokenizer || d.Chosen().Total != 0 {
+		t.Errorf("index %s for %s of %d blocks, want approximate for tokenizer of 0", d.View.Index, d.View.Reason, d.Chosen().Total)
+	}
+}
+
+// What a decision rests on is what is left of the candidates.
+func TestIndexIsThatOfTheCandidatesLeft(t *testing.T) {
+	t.Parallel()
+
+	all := idle(2)
+	x := following(all)
+	delete(x.replicas, "r0")
+	x.held["r1"] = 1
+	p := newPicker(t, all, x)
+	v, err := p.Look(t.Context(), p.Prepare(t.Context(), request(t, prompt(0, 100))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		tried  []string
+		index  string
+		reason Reason
+	}{
+		{nil, Mixed, ReasonNotFollowed},
+		{[]string{"r0"}, Precise, ReasonNone},
+		{[]string{"r1"}, Approximate, ReasonNotFollowed},
+	} {
+		d, err := p.Choose(v, tt.tried)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.View.Index != tt.index || d.View.Reason != tt.reason {
+			t.Errorf("without %v: index %s for %s, want %s for %s", tt.tried, d.View.Index, d.View.Reason, tt.index, tt.reason)
+		}
+	}
+}
+
+// The indexers count every request in flight, also where they could not say what
+// the replica holds.
+func TestCommitOfAGuess(t *testing.T) {
+	t.Parallel()
+
+	all := idle(1)
+	x := following(all)
+	x.err = context.DeadlineExceeded
+	p := newPicker(t, all, x)
+	send(t, p, request(t, prompt(0, 40)))
+	want := []indexclient.Commit{{Replica: "r0", Model: "m", Scheme: hashing.Scheme{}.Name()}}
+	if diff := cmp.Diff(want, x.commits); diff != "" {
+		t.Errorf("commits (-want +got):\n%s", diff)
+	}
+	if len(x.complete) != 1 {
+		t.Errorf("%d completions, want 1", len(x.complete))
+	}
+}
+
+// A client that left says nothing about the indexers.
+func TestLookupThatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
+
+	all := idle(1)
+	x := following(all)
+	x.err = context.Canceled
+	p := newPicker(t, all, x)
+	if v := send(t, p, request(t, prompt(0, 40))).View; v.Reason != ReasonCanceled {
+		t.Errorf("reason %s, want canceled", v.Reason)
+	}
+}
+
 func TestBatchIsJudgedAsAWhole(t *testing.T) {
 	t.Parallel()
 
@@ -279,8 +376,11 @@ func TestBatchIsJudgedAsAWhole(t *testing.T) {
 	if c.Name != "r1" || c.Matched != 4 || c.Total != 2+6 || !c.Precise {
 		t.Errorf("batch went to %s with %d/%d, precise %v; want r1 with 4/8", c.Name, c.Matched, c.Total, c.Precise)
 	}
-	if len(x.queries) != 2 || len(x.commits) != 2 {
-		t.Errorf("%d lookups, %d commits, want one for each prompt", len(x.queries), len(x.commits))
+	if len(x.queries) != 2 {
+		t.Errorf("%d lookups, want one for each prompt", len(x.queries))
+	}
+	if len(x.commits) != 1 || len(x.commits[0].Keys) != 2+6 {
+		t.Errorf("commits %v, want one, with the keys of both prompts", x.commits)
 	}
 	p.Observe(d, 140, 32) // of which prompt?
 	if n := testutil.ToFloat64(p.metrics.Cached.WithLabelValues(Precise)); n != 0 {

@@ -28,13 +28,14 @@ const (
 	ReasonDeadline    Reason = "deadline"   // the lookup was not answered in time
 	ReasonUnavailable Reason = "unavailable"
 	ReasonMatchError  Reason = "match_error"
+	ReasonCanceled    Reason = "canceled"  // the client left before the answer
 	ReasonTokenizer   Reason = "tokenizer" // the engine's tokens are not known
 )
 
 func reasons() []Reason {
 	return []Reason{
 		ReasonNone, ReasonConfigured, ReasonIndexerDown, ReasonNotFollowed, ReasonConnecting, ReasonReplaying, ReasonGap,
-		ReasonDown, ReasonScheme, ReasonBlockSize, ReasonDeadline, ReasonUnavailable, ReasonMatchError, ReasonTokenizer,
+		ReasonDown, ReasonScheme, ReasonBlockSize, ReasonDeadline, ReasonUnavailable, ReasonMatchError, ReasonCanceled, ReasonTokenizer,
 	}
 }
 
@@ -106,16 +107,24 @@ func (p *Picker) Look(ctx context.Context, prompt Prompt) (*View, error) {
 		v.chains = append(v.chains, hashing.Approximate(prompt.Model+"\x00", prompt.Salt, tokens, p.cfg.BlockSize, p.cfg.MaxBlocks))
 	}
 	p.ask(ctx, v)
+	for i := range v.Candidates {
+		if c := &v.Candidates[i]; !c.Precise {
+			p.guess(c, v.chains)
+		}
+	}
+	v.label()
+	return v, nil
+}
+
+// label sums up what the candidates rest on.
+func (v *View) label() {
 	precise := 0
 	v.Reason = ReasonNone
 	for i := range v.Candidates {
-		c := &v.Candidates[i]
-		if c.Precise {
+		switch c := &v.Candidates[i]; {
+		case c.Precise:
 			precise++
-			continue
-		}
-		p.guess(c, v.chains)
-		if v.Reason == ReasonNone {
+		case v.Reason == ReasonNone:
 			v.Reason = c.Reason
 		}
 	}
@@ -127,7 +136,6 @@ func (p *Picker) Look(ctx context.Context, prompt Prompt) (*View, error) {
 	default:
 		v.Index = Mixed
 	}
-	return v, nil
 }
 
 // guess fills in c by the router's own earlier choices.
