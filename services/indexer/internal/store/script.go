@@ -2,15 +2,25 @@ package store
 
 import "github.com/redis/go-redis/v9"
 
-// fieldFence and fieldRev are the fields of meta that the scripts use.
-const (
-	fieldFence = "fence"
-	fieldRev   = "rev"
-)
+// fieldRev is the field of meta with the revision, which the scripts set.
+const fieldRev = "rev"
 
-// fenceCheck is common to both scripts. Tokens are counters far below 2^53, where
-// Lua's numbers end to be exact. A copy that was wiped has no fence; the first
-// writer to come puts its own there.
+// acquireScript takes a fencing token: Redis's time in microseconds, or one more
+// than the last token should the clock have gone back. A plain counter would
+// begin again in a Redis that was wiped, and give two writers one token. Lua's
+// numbers are exact up to 2^53, which is the year 2255.
+//
+// KEYS: meta.
+var acquireScript = redis.NewScript(`
+local now = redis.call('TIME')
+local last = tonumber(redis.call('HGET', KEYS[1], 'fence') or '0')
+local token = string.format('%.0f', math.max(now[1] * 1000000 + now[2], last + 1))
+redis.call('HSET', KEYS[1], 'fence', token)
+return token
+`)
+
+// fenceCheck is common to the scripts that write. A copy that was wiped has no
+// fence; the first writer to come puts its own there, and a newer one replaces it.
 const fenceCheck = `
 local meta, blocks = KEYS[1], KEYS[2]
 local token = tonumber(ARGV[1])

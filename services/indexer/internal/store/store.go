@@ -19,8 +19,9 @@
 //     writer then writes the set as a whole. A write that is repeated because its
 //     answer was lost finds its own revision and changes nothing.
 //   - A write carries its writer's fencing token. Tokens of one replica only
-//     grow, and a copy refuses a lower one than it has seen, so that a process
-//     that was paused cannot overwrite its successor's work.
+//     grow, even over a wiped Redis, and a copy refuses a lower one than it has
+//     seen, so that a process that was paused cannot overwrite its successor's
+//     work.
 //
 // # Concurrency
 //
@@ -111,11 +112,12 @@ func (s *Store) key(replica, part string) string {
 }
 
 // Acquire takes a fencing token for the replica's copy, higher than any before
-// it. Writers with lower ones are refused from then on.
+// it, also than those of a Redis that was wiped since. Writers with lower ones are
+// refused from then on.
 func (s *Store) Acquire(ctx context.Context, replica string) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	token, err := s.rdb.HIncrBy(ctx, s.key(replica, "meta"), fieldFence, 1).Uint64()
+	token, err := acquireScript.Run(ctx, s.rdb, []string{s.key(replica, "meta")}).Uint64()
 	if err != nil {
 		return 0, fmt.Errorf("take fencing token of %s: %w", replica, err)
 	}

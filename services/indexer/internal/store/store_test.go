@@ -129,6 +129,9 @@ func TestWriteAndWarmStart(t *testing.T) {
 	if diff := cmp.Diff(g.r.Contents(), again.r.Contents()); diff != "" {
 		t.Errorf("restored (-was +is):\n%s", diff)
 	}
+	if got := testutil.ToFloat64(again.w.metrics.Up); got != 1 {
+		t.Errorf("up is %v after a warm start and before the first change, want 1", got)
+	}
 	// The next write is a delta on the same revision.
 	again.apply(3, store(5, 4))
 	again.flush()
@@ -378,7 +381,7 @@ func TestFence(t *testing.T) {
 	}
 	// A whole write of the loser is refused as well.
 	late := newRig(t, srv.URL())
-	late.w.copies["a"] = &replicaCopy{token: 1, whole: true}
+	late.w.copies["a"] = &replicaCopy{token: old.w.copyOf(old.r).token, whole: true}
 	late.r.Renew("m")
 	late.flush()
 	if late.count(fenced) != 1 {
@@ -386,6 +389,36 @@ func TestFence(t *testing.T) {
 	}
 	next.apply(1, store(2, 1))
 	next.flush()
+	next.wantWhole(srv.URL())
+}
+
+// TestFenceOutlivesTheCopy: who starts after Redis was wiped is the newer writer
+// still, though the tokens of the time before are gone with the copy.
+func TestFenceOutlivesTheCopy(t *testing.T) {
+	t.Parallel()
+
+	srv := redistest.Start(t)
+	old := newRig(t, srv.URL())
+	old.warm()
+	old.r.Renew("m")
+	old.apply(0, store(1, 0))
+	old.flush()
+
+	srv.Restart() // empty
+	next := newRig(t, srv.URL())
+	next.warm()
+	next.r.Renew("m")
+	next.apply(0, store(1, 0))
+	next.flush()
+	old.apply(1, store(66, 0))
+	for !old.w.flush(t.Context()) { // connections of the old process fail first
+	}
+	next.apply(1, store(2, 1))
+	next.flush()
+	if old.count(fenced) != 1 || next.count(fenced) != 0 || next.count(mismatch) != 0 {
+		t.Errorf("refused: %v writes of the old one and %v of the new one, %v unfit; want 1, 0, 0",
+			old.count(fenced), next.count(fenced), next.count(mismatch))
+	}
 	next.wantWhole(srv.URL())
 }
 
@@ -409,9 +442,7 @@ func TestLostAnswer(t *testing.T) {
 		t.Fatalf("write: %v, %v", v, err)
 	}
 	g.apply(2, store(3, 2)) // meanwhile
-	g.flush()               // the pending one again
-	g.w.Dirty(g.r)
-	g.flush()
+	g.flush()               // the pending one again, and what came meanwhile
 	if g.count(repeated) != 1 || g.count(mismatch) != 0 {
 		t.Errorf("%v repeated and %v unfit writes, want 1 and 0", g.count(repeated), g.count(mismatch))
 	}
@@ -544,6 +575,9 @@ func TestWarmStartWithoutRedis(t *testing.T) {
 	g.warmWithin(300 * time.Millisecond)
 	if got := testutil.ToFloat64(g.w.metrics.WarmStarts.WithLabelValues(warmFailed)); got != 1 {
 		t.Errorf("%v warm starts failed, want 1", got)
+	}
+	if got := testutil.ToFloat64(g.w.metrics.Up); got != 0 {
+		t.Errorf("up is %v without Redis, want 0", got)
 	}
 	g.r.Renew("m")
 	if g.w.flush(t.Context()) {

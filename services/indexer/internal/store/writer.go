@@ -154,6 +154,7 @@ func (w *Writer) takeOver(ctx context.Context, r *belief.Replica, c *replicaCopy
 		if c.token, err = w.store.Acquire(ctx, r.Name()); err != nil {
 			return Copy{}, false, err
 		}
+		w.metrics.Up.Set(1)
 	}
 	return w.store.Load(ctx, r.Name())
 }
@@ -250,6 +251,7 @@ func (w *Writer) giveBack(list []*belief.Replica) {
 func (w *Writer) writeReplica(ctx context.Context, r *belief.Replica) error {
 	c := w.copyOf(r)
 	for range maxRetries {
+		old := c.pending != nil // made before what is dirty now
 		if c.lost || !w.prepare(r, c) {
 			return nil
 		}
@@ -262,7 +264,7 @@ func (w *Writer) writeReplica(ctx context.Context, r *belief.Replica) error {
 			continue
 		}
 		done, err := w.try(ctx, r, c)
-		if err != nil || done {
+		if err != nil || done && !old {
 			return err
 		}
 	}
