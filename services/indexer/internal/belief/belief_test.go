@@ -149,6 +149,15 @@ func TestLook(t *testing.T) {
 	if got := hybrid.Status().BlockSizes; len(got) != 2 || got[0] != 2 || got[1] != 1 {
 		t.Errorf("block sizes are %v, want 2 and then 1", got)
 	}
+
+	// Nothing can be promised for a model whose groups do not fit together:
+	// zeros would pass for a cold cache.
+	odd := stored(7)
+	odd.Group, odd.BlockSize, odd.TokenIDs = 1, 3, []uint32{1, 2, 3}
+	apply(r, 9, odd)
+	if l, ok := r.Look(q); !ok || l.Fits || len(l.BlockSizes) != 2 {
+		t.Errorf("with groups of 2 and 3 tokens: %+v, want no fit and both sizes", l)
+	}
 }
 
 func TestAdopt(t *testing.T) {

@@ -20,8 +20,8 @@ type Look struct {
 	Name       string
 	Scheme     string
 	BlockSizes []int // that of keys first; empty while unknown
-	// Fits: the query's keys can be compared with the replica's. Depths are
-	// zero where it is false.
+	// Fits: the query's keys can be compared with the replica's, and its
+	// attention groups among each other. Depths are zero where it is false.
 	Fits       bool
 	Depths     index.Depths
 	State      State
@@ -44,7 +44,7 @@ func (r *Replica) Look(q Query) (Look, bool) {
 		State: r.state, Generation: r.gen, Local: !r.shared, LastEvent: r.lastEvent,
 	}
 	size := r.keySize()
-	l.Fits = q.Scheme == l.Scheme && (size == 0 || size == q.BlockSize)
+	l.Fits = q.Scheme == l.Scheme && (size == 0 || size == q.BlockSize) && r.ambiguous() == ""
 	if l.Fits && r.set != nil {
 		l.Depths = r.set.Match(q.BlockSize, q.Keys)
 	}

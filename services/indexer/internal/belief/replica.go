@@ -192,7 +192,7 @@ func (r *Replica) Apply(batch kvevents.Batch, pos Position, now time.Time) Outco
 		}
 	}
 	r.mu.Lock()
-	shape := r.keySize()
+	sizes, reason := r.blockSizes(), r.why()
 	for _, ev := range batch.Events {
 		eff := r.set.Apply(ev)
 		out.BelowZero += eff.BelowZero
@@ -211,9 +211,9 @@ func (r *Replica) Apply(batch kvevents.Batch, pos Position, now time.Time) Outco
 		r.doubts.Suspect = fmt.Sprintf("batch %d has %d events that could not be read", pos.Seq, out.Unread)
 	}
 	r.pos, r.lastEvent = pos, now
-	reshaped := shape != r.keySize() || out.Cleared || out.Unread > 0
+	news := reason != r.why() || !slices.Equal(sizes, r.blockSizes())
 	r.mu.Unlock()
-	if reshaped {
+	if news {
 		r.changed()
 	}
 	r.dirty()
@@ -242,6 +242,15 @@ func (r *Replica) keySize() int {
 		}
 	}
 	return r.cfg.BlockSize
+}
+
+// ambiguous says why nothing can be promised for the replica although it holds
+// blocks, see [index.Shape]. Its caller holds mu.
+func (r *Replica) ambiguous() string {
+	if r.set == nil {
+		return ""
+	}
+	return r.set.Shape().Ambiguous
 }
 
 // blockSizes lists the sizes that events have shown, that of keys first.
@@ -321,10 +330,8 @@ func (r *Replica) why() string {
 	if r.doubts.Suspect != "" {
 		parts = append(parts, "suspect: "+r.doubts.Suspect)
 	}
-	if r.set != nil {
-		if a := r.set.Shape().Ambiguous; a != "" {
-			parts = append(parts, "ambiguous: "+a)
-		}
+	if a := r.ambiguous(); a != "" {
+		parts = append(parts, "ambiguous: "+a)
 	}
 	return strings.Join(parts, "; ")
 }
