@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 
 	"github.com/prefixroute/prefixroute/pkg/scoring"
@@ -39,7 +38,7 @@ type candidateDoc struct {
 
 // explain decides a request without sending it, by the code that decides.
 func (a *App) explain(w http.ResponseWriter, r *http.Request) {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, a.cfg.MaxBodyBytes))
+	body, err := proxy.ReadBody(w, r, a.cfg.MaxBodyBytes)
 	if err != nil {
 		proxy.BodyError(err).Write(w)
 		return

@@ -66,7 +66,6 @@ type indexDoc struct {
 	KeyScheme  string         `json:"key_scheme,omitempty"`
 	BlockSizes []int          `json:"block_sizes,omitempty"`
 	Generation *generationDoc `json:"generation,omitempty"`
-	Blocks     uint64         `json:"blocks"`
 }
 
 // generationDoc writes the epoch as text: it does not fit into the numbers of
@@ -128,7 +127,7 @@ func (a *App) indexDoc(s fleet.Status) indexDoc {
 	d := indexDoc{Precise: reason == pick.ReasonNone, Reason: string(reason)}
 	if known {
 		d.Detail = r.Reason
-		d.State, d.Model, d.KeyScheme, d.BlockSizes, d.Blocks = string(r.State), r.Model, r.Scheme, r.BlockSizes, r.Blocks
+		d.State, d.Model, d.KeyScheme, d.BlockSizes = string(r.State), r.Model, r.Scheme, r.BlockSizes
 		d.Generation = &generationDoc{Epoch: fmt.Sprintf("%016x", r.Generation.Epoch), Counter: r.Generation.Counter, Local: r.Generation.Local}
 	}
 	return d

@@ -58,7 +58,6 @@ type Replica struct {
 	State      State
 	Reason     string // why it is not live
 	Generation Generation
-	Blocks     uint64
 }
 
 // Replicas returns the replicas that the indexers follow, by name, which the
@@ -93,7 +92,7 @@ func (c *Client) learn(ctx context.Context, resp *indexv1.WatchReplicasResponse)
 	for _, r := range resp.GetReplicas() {
 		w.replicas[r.GetName()] = Replica{
 			Name: r.GetName(), Model: r.GetModel(), Scheme: r.GetKeyScheme(), BlockSizes: sizes(r.GetBlockSizes()),
-			State: stateOf(r.GetState()), Reason: r.GetReason(), Generation: generationOf(r.GetGeneration()), Blocks: r.GetBlocks(),
+			State: stateOf(r.GetState()), Reason: r.GetReason(), Generation: generationOf(r.GetGeneration()),
 		}
 	}
 	old := c.fleet.Swap(w)

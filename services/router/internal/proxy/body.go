@@ -15,28 +15,35 @@ const (
 	bodyGrow = 1 << 20
 )
 
-// read takes in the request's body. Where it cannot, it answers and returns
-// false.
-func (p *Proxy) read(w http.ResponseWriter, r *http.Request, x *exchange) bool {
+// ReadBody takes in the body of a request to w, of at most limit bytes, from a
+// client that may take its time between two pieces, but not for ever. The error
+// is one of those that [BodyError] answers.
+func ReadBody(w http.ResponseWriter, r *http.Request, limit int64) ([]byte, error) {
 	if r.ContentLength == 0 {
-		return true
+		return nil, nil
 	}
-	if r.ContentLength > p.cfg.MaxBodyBytes {
+	if r.ContentLength > limit {
 		// What follows on this connection is a body that nobody reads.
 		w.Header().Set("Connection", "close")
-		p.refuse(w, x, BodyError(&http.MaxBytesError{Limit: p.cfg.MaxBodyBytes}))
-		return false
+		return nil, &http.MaxBytesError{Limit: limit}
 	}
 	var buf bytes.Buffer
 	buf.Grow(int(min(max(r.ContentLength, 0), bodyGrow)) + bytes.MinRead)
 	control := http.NewResponseController(w)
-	_, err := buf.ReadFrom(&patient{Reader: http.MaxBytesReader(w, r.Body, p.cfg.MaxBodyBytes), control: control})
+	_, err := buf.ReadFrom(&patient{Reader: http.MaxBytesReader(w, r.Body, limit), control: control})
 	_ = control.SetReadDeadline(time.Time{}) // not supported: there was none
+	return buf.Bytes(), err
+}
+
+// read takes in the request's body. Where it cannot, it answers and returns
+// false.
+func (p *Proxy) read(w http.ResponseWriter, r *http.Request, x *exchange) bool {
+	body, err := ReadBody(w, r, p.cfg.MaxBodyBytes)
 	if err != nil {
 		p.refuse(w, x, BodyError(err))
 		return false
 	}
-	x.body = buf.Bytes()
+	x.body = body
 	return true
 }
 
