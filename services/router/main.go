@@ -11,11 +11,19 @@ import (
 )
 
 func main() {
-	os.Exit(ops.Main("router", func(ctx context.Context) error {
-		cfg, err := app.ParseConfig(os.Args[1:], os.Getenv, os.Stderr)
-		if err != nil {
-			return err
-		}
-		return app.Run(ctx, cfg, ops.NewLogger(os.Stderr, cfg.LogLevel))
-	}))
+	os.Exit(ops.Main("router", run))
+}
+
+// run serves, or with the word probe before its flags asks a serving process
+// with the same configuration whether it is well.
+func run(ctx context.Context) error {
+	flags, probe := ops.CutProbe(os.Args[1:])
+	cfg, err := app.ParseConfig(flags, os.Getenv, os.Stderr)
+	if err != nil {
+		return err
+	}
+	if probe {
+		return ops.Probe(ctx, cfg.ListenOps, "/readyz")
+	}
+	return app.Run(ctx, cfg, ops.NewLogger(os.Stderr, cfg.LogLevel))
 }

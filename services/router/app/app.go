@@ -19,6 +19,7 @@ import (
 	"github.com/prefixroute/prefixroute/services/router/internal/approx"
 	"github.com/prefixroute/prefixroute/services/router/internal/fleet"
 	"github.com/prefixroute/prefixroute/services/router/internal/indexclient"
+	"github.com/prefixroute/prefixroute/services/router/internal/openai"
 	"github.com/prefixroute/prefixroute/services/router/internal/pick"
 	"github.com/prefixroute/prefixroute/services/router/internal/proxy"
 )
@@ -195,5 +196,18 @@ func (a *App) handler() http.Handler {
 	mux.Handle("/", a.proxy)
 	mux.HandleFunc("GET /prefixroute/state", a.state)
 	mux.HandleFunc("POST /prefixroute/explain", a.explain)
+	mux.HandleFunc("/prefixroute/state", wrongMethod(http.MethodGet))
+	mux.HandleFunc("/prefixroute/explain", wrongMethod(http.MethodPost))
 	return mux
+}
+
+// wrongMethod answers for a page that takes another method.
+func wrongMethod(right string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Allow", right)
+		openai.Error{
+			Status: http.StatusMethodNotAllowed, Type: openai.InvalidRequest, Code: "method_not_allowed",
+			Message: "method is " + r.Method + ", expected " + right,
+		}.Write(w)
+	}
 }

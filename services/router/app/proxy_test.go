@@ -424,6 +424,21 @@ func TestImagesAreToldApart(t *testing.T) {
 	}
 }
 
+func TestOwnPagesWithAnotherMethod(t *testing.T) {
+	t.Parallel()
+
+	r := start(t, nil, newEngine(t, "m"))
+	for path, allow := range map[string]string{"/prefixroute/state": http.MethodGet, "/prefixroute/explain": http.MethodPost} {
+		a := r.do(http.MethodDelete, path, "")
+		if _, _, code := errorOf(t, a); a.status != http.StatusMethodNotAllowed || code != "method_not_allowed" || a.header.Get("Allow") != allow {
+			t.Errorf("DELETE %s: status %d, code %s, Allow %q; want 405, method_not_allowed, %s", path, a.status, code, a.header.Get("Allow"), allow)
+		}
+	}
+	if a := r.do(http.MethodGet, "/prefixroute/other", ""); a.status != http.StatusNotFound {
+		t.Errorf("unknown page: status %d, want 404", a.status)
+	}
+}
+
 func TestBodyLimit(t *testing.T) {
 	t.Parallel()
 
