@@ -14,10 +14,16 @@ func main() {
 	os.Exit(ops.Main("fakevllm", run))
 }
 
+// run serves, or with the word probe before its flags asks a serving process
+// with the same configuration whether it is well.
 func run(ctx context.Context) error {
-	cfg, err := app.ParseConfig(os.Args[1:], os.Getenv, os.Stderr)
+	flags, probe := ops.CutProbe(os.Args[1:])
+	cfg, err := app.ParseConfig(flags, os.Getenv, os.Stderr)
 	if err != nil {
 		return err
+	}
+	if probe {
+		return ops.Probe(ctx, cfg.Listen, "/health")
 	}
 	return app.Run(ctx, cfg, ops.NewLogger(os.Stderr, cfg.LogLevel))
 }
