@@ -72,12 +72,35 @@ func TestOutcome(t *testing.T) {
 		},
 		Rejected: []kvevents.Rejected{{Reason: kvevents.ReasonUnknownTag}, {Reason: kvevents.ReasonMalformed}},
 	}, Position{Known: true, Seq: 3}, time.Now())
-	want := Outcome{BelowZero: 2, Unread: 1, Ignored: map[index.Ignored]int{index.IgnoredUnknownMedium: 1}}
+	want := Outcome{BelowZero: 2, Contradicts: true, Unread: 1, Ignored: map[index.Ignored]int{index.IgnoredUnknownMedium: 1}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("outcome (-want +got):\n%s", diff)
 	}
 	if s := r.Status(); !strings.Contains(s.Reason, "suspect: batch 3 has 1 events that could not be read") {
 		t.Errorf("reason is %q, want it to name the batch", s.Reason)
+	}
+}
+
+func TestContradictionsCountFromTheLastClear(t *testing.T) {
+	t.Parallel()
+
+	gone, clear := &kvevents.BlockRemoved{BlockHashes: []kvevents.Hash{9}, Medium: "GPU"}, &kvevents.AllBlocksCleared{}
+	for name, c := range map[string]struct {
+		doubts Doubts
+		events []kvevents.Event
+		want   bool
+	}{
+		"no doubt":        {Doubts{}, []kvevents.Event{gone}, true},
+		"in doubt":        {Doubts{Incomplete: "x"}, []kvevents.Event{gone}, false},
+		"before a clear":  {Doubts{}, []kvevents.Event{gone, clear}, false},
+		"after the doubt": {Doubts{Suspect: "x"}, []kvevents.Event{clear, gone}, true},
+	} {
+		r := newReplica(replicas.Replica{})
+		r.Renew("m")
+		r.Doubt(c.doubts)
+		if got := apply(r, 0, c.events...); got.Contradicts != c.want || got.BelowZero != 1 {
+			t.Errorf("%s: contradicts %v with %d below zero, want %v with 1", name, got.Contradicts, got.BelowZero, c.want)
+		}
 	}
 }
 

@@ -173,8 +173,11 @@ func (r *Replica) Renew(model string) Generation {
 
 // Outcome is what one batch did to the set.
 type Outcome struct {
-	BelowZero int  // GPU removals of copies that the set does not have
-	Cleared   bool // the batch had an AllBlocksCleared
+	BelowZero int // GPU removals of copies that the set does not have
+	// Contradicts: one of these came when the set was not in doubt, and no clear
+	// after it. In doubt, they are to be expected.
+	Contradicts bool
+	Cleared     bool // the batch had an AllBlocksCleared
 	// Ignored counts the events, or parts of them, left aside by reason.
 	Ignored map[index.Ignored]int
 	// Unread counts the events that were rejected, other than those of types
@@ -195,10 +198,14 @@ func (r *Replica) Apply(batch kvevents.Batch, pos Position, now time.Time) Outco
 	sizes, reason := r.blockSizes(), r.why()
 	for _, ev := range batch.Events {
 		eff := r.set.Apply(ev)
-		out.BelowZero += eff.BelowZero
+		if eff.BelowZero > 0 {
+			out.BelowZero += eff.BelowZero
+			out.Contradicts = out.Contradicts || r.doubts == Doubts{}
+		}
 		if eff.Cleared {
 			out.Cleared = true
-			r.doubts = Doubts{} // what was missed before is gone as well
+			// What was missed before is gone as well.
+			out.Contradicts, r.doubts = false, Doubts{}
 		}
 		if eff.Ignored != index.IgnoredNone {
 			if out.Ignored == nil {

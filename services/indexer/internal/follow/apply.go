@@ -102,15 +102,15 @@ func (s *stream) apply(m kvevents.Message, b belief.Position) {
 		s.metrics.EventsRejected.WithLabelValues(rej.Reason.String()).Inc()
 		s.r.KeepSample(belief.Sample{Time: now, Seq: m.Seq, Error: fmt.Sprintf("event %d (%s): %s", rej.Index, rej.Reason, rej.Detail), Payload: m.Payload})
 	}
-	trusted := s.r.Doubts() == belief.Doubts{}
 	out := s.r.Apply(batch, b, now)
 	for reason, n := range out.Ignored {
 		s.metrics.EventsIgnored.WithLabelValues(reason.String()).Add(float64(n))
 	}
 	s.metrics.BelowZero.Add(float64(out.BelowZero))
-	// With a history that is incomplete or could not be read, removals of
-	// unknown copies are to be expected.
-	if out.BelowZero > 0 && trusted {
+	if out.Cleared { // and with the cache what a rebuild was to mend
+		s.contradicted, s.rebuild.cause = false, ""
+	}
+	if out.Contradicts {
 		s.contradicted = true
 		s.log.Warn("events contradict the set", "seq", m.Seq, "removals_below_zero", out.BelowZero)
 	}

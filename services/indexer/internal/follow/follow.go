@@ -127,12 +127,14 @@ func (f *Follower) Run(ctx context.Context, list []*belief.Replica) {
 }
 
 func (f *Follower) stream(r *belief.Replica) *stream {
-	return &stream{
+	s := &stream{
 		Follower: f, r: r,
 		cur:  cursor{pos: r.Position()},
 		log:  f.log.With("replica", r.Name()),
 		lost: time.Now(),
 	}
+	s.resume(r.Doubts())
+	return s
 }
 
 // backoff is the pause before attempt n+1, with a fifth of jitter so that a

@@ -27,6 +27,23 @@ func (b *rebuilds) plan(cause string, now time.Time) {
 	b.at = now.Add(b.wait)
 }
 
+// contradicts is why a set is suspect that a rebuild can mend. It is part of
+// the durable copy.
+const contradicts = "events remove copies that were never stored"
+
+// resume plans the rebuild that doubts from before a restart call for.
+func (s *stream) resume(d belief.Doubts) {
+	switch {
+	case d.Suspect == contradicts:
+		s.rebuild.plan(causeContradiction, time.Now())
+	case d.Incomplete != "":
+		// The durable copy does not say where its history begins, so only one
+		// that begins with batch 0 is sure to be longer.
+		s.joined = 1
+		s.rebuild.plan(causeHistory, time.Now())
+	}
+}
+
 // settle answers a contradiction: by a rebuild, or by suspicion where one was
 // tried lately or has brought the same again.
 func (s *stream) settle(ctx context.Context) {
@@ -41,7 +58,7 @@ func (s *stream) settle(ctx context.Context) {
 		}
 		s.contradicted = false
 	}
-	s.r.Doubt(belief.Doubts{Suspect: "events remove copies that were never stored"})
+	s.r.Doubt(belief.Doubts{Suspect: contradicts})
 	if s.src.Replay != "" {
 		s.rebuild.plan(causeContradiction, time.Now())
 	}

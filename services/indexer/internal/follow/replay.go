@@ -28,7 +28,7 @@ func (s *stream) catchUp(ctx context.Context) error {
 		if s.cur.pos.Known {
 			s.renewSame(causeReconnect)
 		}
-		s.cur.open = true
+		s.cur.open, s.rebuild.cause = true, ""
 		s.r.Doubt(belief.Doubts{Incomplete: errNoReplay.Error()})
 		s.setState(belief.Live, "")
 		return nil
@@ -99,11 +99,13 @@ func (s *stream) replay(ctx context.Context) error {
 	}
 }
 
-// disown drops a set that is not the engine's.
+// disown drops a set that is not the engine's. Whoever called for the replay
+// makes the stream live again.
 func (s *stream) disown(why error) {
 	if !s.cur.pos.Known {
 		return
 	}
+	s.setState(belief.Replaying, why.Error())
 	s.log.Warn("the set is not this engine process's", "err", why, "seq", s.cur.pos.Seq)
 	if errors.Is(why, errChanged) {
 		s.renewSame(causeRestart)
@@ -150,7 +152,6 @@ func (s *stream) fetchTail(ctx context.Context) {
 		if s.prove(ctx, causeUnanswered) != nil {
 			return
 		}
-		s.setState(belief.Live, "")
 	case err != nil:
 		s.log.DebugContext(ctx, "probe failed", "err", err)
 		s.quiet = min(2*s.quiet, max(s.cfg.ProbeInterval, probeMax)) // it holds up the stream
@@ -166,6 +167,9 @@ func (s *stream) fetchTail(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			s.log.WarnContext(ctx, "lost tail not applied", "err", err)
 		}
+	}
+	if s.state != belief.Live && ctx.Err() == nil {
+		s.setState(belief.Live, "")
 	}
 	s.settle(ctx)
 }

@@ -158,14 +158,6 @@ func (s *stream) follow(ctx context.Context, q *inbox.Queue) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
-		timer.Reset(time.Until(s.nextTick()))
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-timer.C:
-			s.tick(ctx)
-		case <-q.Ready():
-		}
 		for more := true; more; {
 			var err error
 			if more, err = s.drain(ctx, q); err != nil {
@@ -174,6 +166,13 @@ func (s *stream) follow(ctx context.Context, q *inbox.Queue) error {
 			if !time.Now().Before(s.nextTick()) {
 				s.tick(ctx)
 			}
+		}
+		timer.Reset(time.Until(s.nextTick()))
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-timer.C:
+		case <-q.Ready():
 		}
 	}
 }

@@ -35,7 +35,9 @@ type bench struct {
 	resolvable bool
 	mute       bool // the replay socket does not answer
 	buffer     []kvevents.Message
-	queue      *inbox.Queue // of the connection; nil without one
+	greeting   []kvevents.Message // delivered live with the connection
+	asked      func()             // called at each question; nil for none
+	queue      *inbox.Queue       // of the connection; nil without one
 	dials      []time.Time
 	asks       []time.Time
 }
@@ -61,14 +63,20 @@ func (b *bench) Subscribe(_ context.Context, _ string, q *inbox.Queue) (func(), 
 	}
 	b.queue = q
 	q.Connect()
+	for _, m := range b.greeting {
+		q.Deliver(live(m))
+	}
 	return func() {}, nil
 }
 
 func (b *bench) Ask(ctx context.Context, _ string, start uint64, each func(kvevents.Message) bool, _ func(error)) error {
 	b.mu.Lock()
 	b.asks = append(b.asks, time.Now())
-	mute, buffer := b.mute, b.buffer
+	mute, buffer, asked := b.mute, b.buffer, b.asked
 	b.mu.Unlock()
+	if asked != nil {
+		asked()
+	}
 	if mute {
 		select {
 		case <-ctx.Done():
@@ -119,16 +127,28 @@ func gone(hash kvevents.Hash) kvevents.Event {
 func (b *bench) publish(m kvevents.Message) {
 	b.set(func() {
 		b.buffer = append(b.buffer, m)
-		b.queue.Deliver([][]byte{[]byte(m.Topic), binary.BigEndian.AppendUint64(nil, m.Seq), m.Payload})
+		b.queue.Deliver(live(m))
 	})
+}
+
+// live has the frames of m as a live stream has them.
+func live(m kvevents.Message) [][]byte {
+	return [][]byte{[]byte(m.Topic), binary.BigEndian.AppendUint64(nil, m.Seq), m.Payload}
 }
 
 // inBubble runs f beside a follower in fake time.
 func inBubble(t *testing.T, b *bench, f func()) {
 	t.Helper()
+	inBubbleWith(t, b, func(*belief.Replica) {}, f)
+}
+
+// inBubbleWith is inBubble for a replica that is prepared before it is followed.
+func inBubbleWith(t *testing.T, b *bench, prepare func(*belief.Replica), f func()) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		b.t = t
 		b.r = belief.NewReplica(replicas.Replica{Name: "a"}, hashing.Scheme{}, func() {}, func() {})
+		prepare(b.r)
 		b.m = NewMetrics(prometheus.NewRegistry())
 		fol := New(Config{
 			DownAfter: 10 * time.Second, ProbeInterval: 15 * time.Second,
