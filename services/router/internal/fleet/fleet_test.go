@@ -90,7 +90,9 @@ func run(t *testing.T, opts Options, urls ...string) (*Fleet, *Metrics) {
 	if opts.StaleAfter == 0 {
 		opts.StaleAfter = patience
 	}
-	opts.ModelsInterval = 10 * time.Millisecond
+	if opts.ModelsInterval == 0 {
+		opts.ModelsInterval = 10 * time.Millisecond
+	}
 	m := NewMetrics(prometheus.NewRegistry())
 	f, err := New(list, opts, m, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -275,6 +277,56 @@ func TestFailedConnectionTakesItOut(t *testing.T) {
 	f.Failed("a", errors.New("no route to host"))
 	f.Failed("nobody", errors.New("x"))
 	eventually(t, "it to answer the next poll", func() bool { return len(names(t, f, "m")) == 2 })
+}
+
+func TestReachability(t *testing.T) {
+	t.Parallel()
+
+	tests := []struct {
+		name            string
+		polls           []outcome
+		reachable, slow bool
+	}{
+		{"answers", []outcome{answered}, true, false},
+		{"misses one", []outcome{answered, noAnswer}, true, false},
+		{"misses one now and then", []outcome{answered, noAnswer, answered, broken, unreadable, noAnswer}, true, false},
+		{"misses two in a row", []outcome{answered, noAnswer, broken}, false, true},
+		{"is back after two", []outcome{answered, noAnswer, noAnswer, wrongStatus}, true, false},
+		{"never answered", []outcome{noAnswer}, false, true},
+		{"refuses once", []outcome{answered, refused}, false, false},
+		{"is there but silent after a refusal", []outcome{answered, refused, noAnswer}, false, true},
+		{"is back after a refusal", []outcome{refused, answered}, true, false},
+	}
+	for _, tt := range tests {
+		var s state
+		for _, how := range tt.polls {
+			s.apply(how, nil)
+		}
+		if s.reachable != tt.reachable || s.slow != tt.slow {
+			t.Errorf("%s: reachable %v, slow %v; want %v, %v", tt.name, s.reachable, s.slow, tt.reachable, tt.slow)
+		}
+	}
+}
+
+// What comes back may be another process with other models.
+func TestModelsAreAskedForAgain(t *testing.T) {
+	t.Parallel()
+
+	start := func(at string) page { return text(idle + "process_start_time_seconds " + at + "\n") }
+	e := newEngine(t, start("1.5e9"), text(models))
+	f, _ := run(t, Options{Timeout: 100 * time.Millisecond, ModelsInterval: time.Hour}, e.URL)
+	change := func(id string, metrics page) {
+		t.Helper()
+		e.mu.Lock()
+		e.metrics, e.models = metrics, text(`{"data":[{"id":"`+id+`"}]}`)
+		e.mu.Unlock()
+		eventually(t, id, func() bool { return cmp.Equal([]string{"a"}, names(t, f, id)) })
+	}
+	eventually(t, "the model", func() bool { return cmp.Equal([]string{"a"}, names(t, f, "m")) })
+	change("restarted", start("1.6e9"))
+	e.set(hang)
+	eventually(t, "it to be out", func() bool { return !f.Status()[0].Reachable })
+	change("back", start("1.6e9"))
 }
 
 func TestNothingKnownYet(t *testing.T) {
