@@ -125,9 +125,9 @@ func NewColdOrder(limit int) *ColdOrder {
 	return &ColdOrder{limit: limit}
 }
 
-// Touch makes name the newest. The router calls it after a cold request was
-// really sent there, never for a decision that was only asked about. It costs a
-// walk over the names.
+// Touch makes name the newest. The caller does so for every cold request as soon
+// as it is decided, so that the next one at the same instant goes elsewhere, and
+// never for a decision that was only asked about. It costs a walk over the names.
 func (o *ColdOrder) Touch(name string) {
 	o.Forget(name)
 	limit := o.limit

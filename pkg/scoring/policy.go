@@ -115,19 +115,13 @@ func New(name string, cfg Config) (*Policy, error) {
 // Name returns the name the policy was made with.
 func (p *Policy) Name() string { return p.name }
 
-// UsesPrefix reports whether the decision depends on matched blocks. When it
-// does not, a router need not tokenize or look anything up.
-func (p *Policy) UsesPrefix() bool {
-	return p.name == PolicyPrefix || p.name == PolicyPrefixOnly
-}
-
 // State is what changes from one request to the next. The caller owns it:
 // [Policy.Decide] only reads, so asking for an explanation changes nothing.
 type State struct {
 	// Cold is the replicas that took cold requests, oldest first, as
 	// [ColdOrder.Names] gives them.
 	Cold []string
-	// Turn is the number of requests that round-robin has sent so far.
+	// Turn is the number of requests that were decided so far.
 	Turn uint64
 }
 
@@ -146,8 +140,8 @@ type Decision struct {
 	Sums  []float64
 	// Chosen is the index of the winner, −1 when there was no candidate.
 	Chosen int
-	// Cold says that no candidate is known to hold a block. When such a request
-	// was sent, the caller moves the replica to the end of its cold order.
+	// Cold says that no candidate is known to hold a block. The caller then moves
+	// the replica to the end of its cold order.
 	Cold bool
 }
 

@@ -95,9 +95,6 @@ func TestBaselines(t *testing.T) {
 		if d := p.Decide(nil, State{}, nil); d.Chosen != -1 || len(d.Sums) != 0 {
 			t.Errorf("%s without candidates: %+v, want none chosen", name, d)
 		}
-		if got := p.UsesPrefix(); got != strings.HasPrefix(p.Name(), "prefix") {
-			t.Errorf("%s uses the prefix: %v", name, got)
-		}
 	}
 }
 

@@ -84,10 +84,6 @@ type Prompt struct {
 	raw []byte // Text as the JSON string that was sent
 }
 
-// Exact reports whether the engine's tokens follow from the text alone, so that
-// a tokenizer that agrees with the engine gives the tokens of its blocks.
-func (r *Request) Exact() bool { return !r.Multimodal && !r.Opaque }
-
 // Flat returns the text of a chat request that [Lesson] tokenizes: the preamble,
 // then the messages as [Flatten] has them.
 func (r *Request) Flat() string { return r.Preamble + Flatten(r.Messages) }
