@@ -422,6 +422,41 @@ func TestFenceOutlivesTheCopy(t *testing.T) {
 	next.wantWhole(srv.URL())
 }
 
+// TestTokensGrow also where Redis's clock has gone back.
+func TestTokensGrow(t *testing.T) {
+	t.Parallel()
+
+	g := newRig(t, redistest.Start(t).URL())
+	const ahead = 1 << 52 // microseconds: more than a century from now
+	if err := g.s.rdb.HSet(t.Context(), g.s.key("a", "meta"), "fence", ahead).Err(); err != nil {
+		t.Fatal(err)
+	}
+	if token, err := g.s.Acquire(t.Context(), "a"); err != nil || token != ahead+1 {
+		t.Errorf("token is %d (%v), want %d", token, err, ahead+1)
+	}
+}
+
+// TestWholeWrite stays for good, and is refused where what was staged is gone.
+func TestWholeWrite(t *testing.T) {
+	t.Parallel()
+
+	srv := redistest.Start(t)
+	g := newRig(t, srv.URL())
+	g.warm()
+	g.r.Renew("m")
+	g.apply(0, store(1, 0))
+	g.flush()
+	keys := []string{g.s.key("a", "meta"), g.s.key("a", "blocks"), g.s.key("a", "new:lost")}
+	if ttl, err := g.s.rdb.TTL(t.Context(), keys[1]).Result(); err != nil || ttl != -1 {
+		t.Errorf("the set expires in %v (%v), want never", ttl, err)
+	}
+	token := g.w.copyOf(g.r).token
+	if v, err := g.s.run(t.Context(), replaceScript, keys, []any{token, "r", 1, 0}); err != nil || v != mismatch {
+		t.Errorf("a set that is not there: %v, %v, want a mismatch", v, err)
+	}
+	g.wantWhole(srv.URL())
+}
+
 // TestLostAnswer: a write that was done, and whose answer was lost, is not done
 // twice and does not cost a whole write.
 func TestLostAnswer(t *testing.T) {
