@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -88,6 +89,9 @@ func TestStreamsAreNotHeldBack(t *testing.T) {
 					w.Header().Set("Content-Type", kind)
 				} else {
 					w.Header()["Content-Type"] = nil
+				}
+				if kind == "application/json" { // of a length that is known
+					w.Header().Set("Content-Length", strconv.Itoa(3*len("data: 0\n\n")))
 				}
 				control := http.NewResponseController(w)
 				_ = control.Flush()

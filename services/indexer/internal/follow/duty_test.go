@@ -90,6 +90,29 @@ func TestNoticeBesideConnected(t *testing.T) {
 	})
 }
 
+// TestReconnectBeforeTheAPI: where events= is configured and the replay socket is
+// not, a lost connection may be back before the engine's API tells of it again.
+// That is no reason to drop the set.
+func TestReconnectBeforeTheAPI(t *testing.T) {
+	t.Parallel()
+
+	b := &bench{resolvable: true, reachable: true}
+	inBubble(t, b, func() {
+		synctest.Wait()
+		b.publish(message(0, block(1)))
+		after(time.Second)
+		b.cut()
+		after(time.Second)
+		b.set(func() { b.reachable, b.partly = true, true })
+		after(time.Minute)
+		b.want(belief.Live, "")
+		b.wantGenerations(causeReconnect, 0)
+		if s := b.r.Status(); s.Stats.Hashes != 1 || s.Reason != "" {
+			t.Errorf("%d blocks and reason %q, want the one and no doubt", s.Stats.Hashes, s.Reason)
+		}
+	})
+}
+
 // TestWarmStartGoesOnWithDoubts: a restart of the indexer does not forget that the
 // set is to be built again.
 func TestWarmStartGoesOnWithDoubts(t *testing.T) {

@@ -85,15 +85,10 @@ func (s *stream) setState(st belief.State, why string) {
 // connection makes one connection and follows it until it is lost. It always
 // returns an error: why it came to nothing, or to an end.
 func (s *stream) connection(ctx context.Context) error {
-	src, err := s.resolver.Resolve(ctx, s.r.Config())
+	src, err := s.resolve(ctx)
 	if err != nil {
-		if s.src.Events == "" {
-			s.metrics.ConnectFailures.Inc()
-			return err
-		}
-		// The engine's API may come up after its publisher, and endpoints
-		// rarely move.
-		src = s.src
+		s.metrics.ConnectFailures.Inc()
+		return err
 	}
 	q := inbox.New(s.cfg.Queue, s.metrics.Dropped.Inc)
 	end, err := s.sub.Subscribe(ctx, src.Events, q)
@@ -117,6 +112,21 @@ func (s *stream) connection(ctx context.Context) error {
 		s.metrics.Disconnects.Inc()
 	}
 	return err
+}
+
+// resolve finds out where to connect to. The engine's API may come up after its
+// publisher, and endpoints rarely move: what it does not tell is as it was.
+func (s *stream) resolve(ctx context.Context) (sources.Source, error) {
+	src, err := s.resolver.Resolve(ctx, s.r.Config())
+	switch {
+	case err != nil && s.src.Events == "":
+		return sources.Source{}, err
+	case err != nil:
+		return s.src, nil
+	case src.Replay == "" && src.Events == s.src.Events:
+		src.Replay = s.src.Replay
+	}
+	return src, nil
 }
 
 // await waits for the connection to be up.

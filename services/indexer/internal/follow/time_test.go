@@ -33,6 +33,7 @@ type bench struct {
 	mu         sync.Mutex // guards what follows
 	reachable  bool
 	resolvable bool
+	partly     bool // what resolves lacks the replay socket
 	mute       bool // the replay socket does not answer
 	buffer     []kvevents.Message
 	greeting   []kvevents.Message // delivered live with the connection
@@ -49,6 +50,9 @@ func (b *bench) Resolve(context.Context, replicas.Replica) (sources.Source, erro
 	defer b.mu.Unlock()
 	if !b.resolvable {
 		return sources.Source{}, errors.New("no answer to /kv_event_sources")
+	}
+	if b.partly {
+		return sources.Source{Events: "events", Model: "m"}, nil
 	}
 	return sources.Source{Events: "events", Replay: "replay", Model: "m"}, nil
 }

@@ -262,6 +262,9 @@ func TestChooseAgainWithoutTheTried(t *testing.T) {
 	if len(x.queries) != 1 {
 		t.Errorf("%d lookups, want one", len(x.queries))
 	}
+	if _, turn := p.State(); turn != 1 {
+		t.Errorf("%d turns passed, want one for the request", turn)
+	}
 	if n := testutil.ToFloat64(p.metrics.Decisions.WithLabelValues("prefix", Precise, "none")); n != 1 {
 		t.Errorf("%v decisions counted, want 1", n)
 	}
