@@ -118,12 +118,13 @@ func (s *stream) connection(ctx context.Context) error {
 // publisher, and endpoints rarely move: what it does not tell is as it was.
 func (s *stream) resolve(ctx context.Context) (sources.Source, error) {
 	src, err := s.resolver.Resolve(ctx, s.r.Config())
-	switch {
-	case err != nil && s.src.Events == "":
-		return sources.Source{}, err
-	case err != nil:
-		return s.src, nil
-	case src.Replay == "" && src.Events == s.src.Events:
+	if err != nil {
+		if s.src.Events == "" {
+			return sources.Source{}, err
+		}
+		src = s.src
+	}
+	if src.Replay == "" && src.Events == s.src.Events {
 		src.Replay = s.src.Replay
 	}
 	return src, nil
