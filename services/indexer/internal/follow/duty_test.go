@@ -90,6 +90,27 @@ func TestNoticeBesideConnected(t *testing.T) {
 	})
 }
 
+// TestLongHistoryIsReadInPieces, each of them proved by the batch before it.
+func TestLongHistoryIsReadInPieces(t *testing.T) {
+	t.Parallel()
+
+	b := &bench{resolvable: true, reachable: true}
+	for seq := range uint64(100) {
+		b.buffer = append(b.buffer, message(seq, block(kvevents.Hash(seq+1))))
+	}
+	b.maxBytes = 10 * len(b.buffer[99].Payload)
+	inBubble(t, b, func() {
+		synctest.Wait()
+		b.want(belief.Live, "")
+		if s := b.r.Status(); s.Stats.Hashes != 100 || s.Reason != "" || s.Generation.Counter != 1 {
+			t.Errorf("%d blocks in generation %d, reason %q; want 100 in the first and no doubt", s.Stats.Hashes, s.Generation.Counter, s.Reason)
+		}
+		if n := len(b.asks); n < 10 || n > 12 {
+			t.Errorf("the history of ten pieces took %d questions", n)
+		}
+	})
+}
+
 // TestReconnectBeforeTheAPI: where events= is configured and the replay socket is
 // not, a lost connection may be back before the engine's API tells of it again.
 // That is no reason to drop the set.

@@ -1,6 +1,7 @@
 package follow
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -38,6 +39,7 @@ type bench struct {
 	buffer     []kvevents.Message
 	greeting   []kvevents.Message // delivered live with the connection
 	asked      func()             // called at each question; nil for none
+	maxBytes   int                // of a replay that are read at once; 0 is 1 MiB
 	queue      *inbox.Queue       // of the connection; nil without one
 	dials      []time.Time
 	asks       []time.Time
@@ -156,7 +158,7 @@ func inBubbleWith(t *testing.T, b *bench, prepare func(*belief.Replica), f func(
 		b.m = NewMetrics(prometheus.NewRegistry())
 		fol := New(Config{
 			DownAfter: 10 * time.Second, ProbeInterval: 15 * time.Second,
-			ReplayAttempts: 3, ReplayConcurrency: 8, ReplayMaxBytes: 1 << 20, Queue: inbox.Limits{Messages: 100, Bytes: 1 << 20},
+			ReplayAttempts: 3, ReplayConcurrency: 8, ReplayMaxBytes: cmp.Or(b.maxBytes, 1<<20), Queue: inbox.Limits{Messages: 100, Bytes: 1 << 20},
 		}, b, b, b, b.m, slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
@@ -384,7 +386,7 @@ func TestReplaysAreBounded(t *testing.T) {
 		}
 		fol := New(Config{
 			DownAfter: 10 * time.Second, ProbeInterval: 15 * time.Second,
-			ReplayAttempts: 1, ReplayConcurrency: 8, ReplayMaxBytes: 1 << 20, Queue: inbox.Limits{Messages: 100, Bytes: 1 << 20},
+			ReplayAttempts: 1, ReplayConcurrency: 8, ReplayMaxBytes: cmp.Or(b.maxBytes, 1<<20), Queue: inbox.Limits{Messages: 100, Bytes: 1 << 20},
 		}, b, b, b, NewMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler))
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
