@@ -86,7 +86,7 @@ func (p *Pool) subtree(root digest) map[digest]bool {
 	})
 	in := map[digest]bool{root: true}
 	for _, id := range ids { // parents come before what continues them
-		if b := &p.blocks[id]; b.depth > 0 && in[b.parent] {
+		if b := &p.blocks[id]; in[b.parent] { // a first block's parent is no digest
 			in[b.digest] = true
 		}
 	}
@@ -96,7 +96,7 @@ func (p *Pool) subtree(root digest) map[digest]bool {
 // onlyContinuedBy reports whether each cached block that continues d is in set.
 func (p *Pool) onlyContinuedBy(d digest, set map[digest]bool) bool {
 	for i := range p.blocks {
-		if b := &p.blocks[i]; b.hashed && b.depth > 0 && b.parent == d && !set[b.digest] {
+		if b := &p.blocks[i]; b.hashed && b.parent == d && !set[b.digest] {
 			return false
 		}
 	}

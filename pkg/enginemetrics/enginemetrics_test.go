@@ -126,6 +126,11 @@ func TestParseLines(t *testing.T) {
 			want: Metrics{PrefixQueries: n(1000), PrefixHits: n(10)},
 		},
 		{
+			name: "of two reports of one engine the newer counts, though it is lower",
+			page: "vllm:num_requests_waiting{pid=\"1\"} 9 1000\nvllm:num_requests_waiting{pid=\"2\"} 2 2000\n",
+			want: Metrics{Waiting: n(2)},
+		},
+		{
 			name: "cut in the middle of a value",
 			page: "vllm:num_requests_waiting 3\nvllm:num_requests_running 12",
 			want: Metrics{Waiting: n(3), Dropped: 1},

@@ -158,6 +158,12 @@ func TestClientAsks(t *testing.T) {
 			[][]uint32{append([]uint32{1, 2}, tail...)},
 		},
 		{
+			"nothing behind an image is asked, though text comes last", ParseChat,
+			`{"model":"m","messages":[{"role":"system","content":"s"},` + image + `,{"role":"assistant"}]}`,
+			[]string{`{"model":"m","messages":[{"role":"system","content":"s"}],"add_generation_prompt":false,"continue_final_message":false}`},
+			[][]uint32{append(append([]uint32{1, 2}, tail...), Text("### assistant: \n")...)},
+		},
+		{
 			"an image first asks nothing", ParseChat,
 			`{"model":"m","messages":[` + image + `]}`, nil,
 			[][]uint32{tail},

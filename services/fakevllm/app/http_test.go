@@ -67,6 +67,33 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
+// Log probabilities of the prompt need all of it computed; those of the answer
+// do not.
+func TestPromptLogProbabilitiesReuseNothing(t *testing.T) {
+	t.Parallel()
+
+	r := start(t, quiet())
+	prompt := tokens(1, 33)
+	r.cached(t, prompt)
+	for _, tt := range []struct {
+		more object
+		want int
+	}{
+		{object{"logprobs": 1}, 32},
+		{object{"echo": true}, 32},
+		{object{"prompt_logprobs": 0}, 0},
+		{object{"echo": true, "logprobs": 0}, 0},
+	} {
+		body := object{"model": "tiny", "prompt": prompt, "max_tokens": 1}
+		maps.Copy(body, tt.more)
+		var answer completion
+		r.call(t, http.MethodPost, "/v1/completions", body, &answer)
+		if got := answer.Usage.Details.Cached; got != tt.want {
+			t.Errorf("%v: %d tokens cached, want %d", tt.more, got, tt.want)
+		}
+	}
+}
+
 // A conversation's next turn hits what its last turn generated: the answer's
 // text has the tokens that were cached for it.
 func TestNextTurnHitsTheAnswer(t *testing.T) {

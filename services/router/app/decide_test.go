@@ -409,6 +409,21 @@ func TestReports(t *testing.T) {
 	}
 }
 
+func TestRestartedEngineHoldsNothing(t *testing.T) {
+	t.Parallel()
+
+	started := func(at string) string { return metricsPage(0, 0, 0) + "process_start_time_seconds " + at + "\n" }
+	e := newEngine(t, "m")
+	e.page = started("1.5e9")
+	r := start(t, nil, e)
+	r.post(completions, ids(1, 50))
+	if a := r.post(completions, ids(1, 50)); a.match() != "4/4" {
+		t.Errorf("match is %s, want 4/4", a.match())
+	}
+	e.set(func(e *engine) { e.page = started("1.6e9") })
+	r.eventually("the blocks to be forgotten", func() bool { return r.state().Replicas[0].Approximate.Blocks == 0 })
+}
+
 func TestColdRequestsSpread(t *testing.T) {
 	t.Parallel()
 

@@ -283,6 +283,46 @@ func TestReportsOfAnOlderStreamAreDropped(t *testing.T) {
 	}
 }
 
+func TestWatchIsBelievedForAWhile(t *testing.T) {
+	t.Parallel()
+
+	c := &Client{}
+	c.fleet.Store(&watched{})
+	for _, tt := range []struct {
+		gone time.Duration
+		want bool
+	}{{0, true}, {watchGrace / 2, true}, {2 * watchGrace, false}} {
+		c.lost.Store(&outage{since: time.Now().Add(-tt.gone), reason: "refused"})
+		if _, ok, _ := c.Replicas(); ok != tt.want {
+			t.Errorf("%v after the watch broke: ok %v, want %v", tt.gone, ok, tt.want)
+		}
+	}
+}
+
+func TestWhatAnOlderStreamLeftIsNotSent(t *testing.T) {
+	t.Parallel()
+
+	x := newIndexer(t)
+	m := NewMetrics(prometheus.NewRegistry())
+	c, err := New(Config{Addresses: []string{x.addr}}, m, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.reporting.Store(true)
+	c.Commit(Commit{Replica: "a"})
+	c.reporting.Store(false)
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { c.Run(ctx) })
+	defer wg.Wait()
+	defer cancel()
+	eventually(t, "the stream", c.reporting.Load)
+	c.Observe(Observation{Replica: "a"})
+	eventually(t, "the observation alone", func() bool { return x.kinds() == "observation" })
+}
+
 // An end that cannot be queued would leave its request in flight at the indexer
 // for as long as the stream lasts, so the stream is replaced.
 func TestLostCompletionEndsTheStream(t *testing.T) {

@@ -52,6 +52,7 @@ type index struct {
 	mu       sync.Mutex
 	replicas map[string]indexclient.Replica
 	held     map[string]int
+	state    indexclient.State // of every match
 	err      error
 	queries  []indexclient.Query
 	commits  []indexclient.Commit
@@ -60,7 +61,7 @@ type index struct {
 
 // following is an index of all members, live, in blocks of 16.
 func following(all members) *index {
-	x := &index{replicas: map[string]indexclient.Replica{}, held: map[string]int{}}
+	x := &index{replicas: map[string]indexclient.Replica{}, held: map[string]int{}, state: indexclient.Live}
 	for _, m := range all {
 		x.replicas[m.Name] = indexclient.Replica{
 			Name: m.Name, Model: "m", Scheme: hashing.Scheme{}.Name(), BlockSizes: []int{16}, State: indexclient.Live,
@@ -79,7 +80,7 @@ func (x *index) Match(_ context.Context, q indexclient.Query) (indexclient.Answe
 	x.queries = append(x.queries, q)
 	a := indexclient.Answer{Matches: make(map[string]indexclient.Match, len(q.Replicas))}
 	for _, name := range q.Replicas {
-		a.Matches[name] = indexclient.Match{GPU: min(x.held[name], len(q.Keys)), State: indexclient.Live}
+		a.Matches[name] = indexclient.Match{GPU: min(x.held[name], len(q.Keys)), State: x.state}
 	}
 	return a, x.err
 }
@@ -284,6 +285,35 @@ func TestShortPromptIsPreciseOnlyByAnAnswer(t *testing.T) {
 	x.err = context.DeadlineExceeded
 	if v := send(t, p, request(t, prompt(0, 16))).View; v.Index != Approximate || v.Reason != ReasonDeadline || v.Candidates[0].Total != 1 {
 		t.Errorf("index %s for %s of %d blocks, want approximate for deadline of 1", v.Index, v.Reason, v.Candidates[0].Total)
+	}
+}
+
+// A stream can break between the watch and the lookup.
+func TestStateOfTheAnswerCounts(t *testing.T) {
+	t.Parallel()
+
+	all := idle(2)
+	x := following(all)
+	x.held["r1"], x.state = 2, indexclient.Gap
+	p := newPicker(t, all, x)
+	if d := send(t, p, request(t, prompt(0, 40))); d.View.Index != Approximate || d.View.Reason != ReasonGap || d.Chosen().Matched != 0 {
+		t.Errorf("index %s for %s with %d blocks, want approximate for stream_gap with 0", d.View.Index, d.View.Reason, d.Chosen().Matched)
+	}
+}
+
+func TestModelAndSaltStayApart(t *testing.T) {
+	t.Parallel()
+
+	p := newPicker(t, idle(1), nil)
+	chain := func(model, salt string) []uint64 {
+		v, err := p.Look(t.Context(), p.Prepare(t.Context(), tokenize.Request{Model: model, Salt: salt, Prompts: []tokenize.Prompt{{Tokens: []uint32{1}}}}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v.chains[0]
+	}
+	if cmp.Equal(chain("m", "2"), chain("m2", "")) {
+		t.Error("model m with salt 2 has the blocks of model m2 without one")
 	}
 }
 
