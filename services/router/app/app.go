@@ -42,6 +42,7 @@ type App struct {
 	proxy    *proxy.Proxy
 	engines  *http.Client // asks engines for tokens; nil unless configured
 	scheme   string
+	made     time.Time
 
 	stopping atomic.Bool
 }
@@ -52,7 +53,10 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*App, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	a := &App{cfg: cfg, log: log, registry: ops.NewRegistry("router"), approx: approx.New(cfg.ApproxCapacity)}
+	a := &App{
+		cfg: cfg, log: log, made: time.Now(),
+		registry: ops.NewRegistry("router"), approx: approx.New(cfg.ApproxCapacity),
+	}
 	if err := a.build(); err != nil {
 		return nil, err
 	}
@@ -182,12 +186,24 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	return a.Run(ctx)
 }
 
-// ready says why this router should get no traffic.
+// indexGrace is how long a router that starts waits for its indexer before it
+// takes traffic without.
+const indexGrace = 3 * time.Second
+
+// ready says why this router should get no traffic. A router that joins others
+// knows nothing of its own: without the index it would send every prompt to where
+// it is not.
 func (a *App) ready() error {
 	if a.stopping.Load() {
 		return errors.New("stopping")
 	}
-	return a.fleet.Ready()
+	if err := a.fleet.Ready(); err != nil {
+		return err
+	}
+	if a.index != nil && !a.index.Answered() && time.Since(a.made) < indexGrace {
+		return fmt.Errorf("no indexer has answered yet; ready without one after %v", indexGrace)
+	}
+	return nil
 }
 
 // handler serves clients: the API, and the router's own pages beside it.

@@ -125,28 +125,45 @@ func TestNobodyAnswers(t *testing.T) {
 	}
 }
 
-func TestEngineThatBreaksOffIsNotAskedTwice(t *testing.T) {
+// TestEngineThatBreaksOff: an answer that has not begun is asked of one other
+// replica, and of no third: the request itself may be what kills engines.
+func TestEngineThatBreaksOff(t *testing.T) {
 	t.Parallel()
 
-	var mu sync.Mutex
-	count := 0
-	breakOff := func(http.ResponseWriter, *http.Request) {
-		mu.Lock()
-		count++
-		mu.Unlock()
-		panic(http.ErrAbortHandler)
+	breakOff := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
+	asked := func(engines []*engine) (n int) {
+		for _, e := range engines {
+			n += len(e.seen())
+		}
+		return n
 	}
-	e1, e2 := newEngine(t, "m"), newEngine(t, "m")
-	e1.serve, e2.serve = breakOff, breakOff
-	r := start(t, nil, e1, e2)
+
+	engines := []*engine{newEngine(t, "m"), newEngine(t, "m"), newEngine(t, "m")}
+	r := start(t, still, engines...)
+	first := r.post(completions, ids(1, 60))
+	broken := int(first.endpoint()[0] - 'a')
+	engines[broken].set(func(e *engine) { e.serve = breakOff })
+	if a := r.post(completions, ids(1, 60)); a.status != http.StatusOK || a.endpoint() == first.endpoint() {
+		t.Errorf("status %d from %s after %s broke off, want 200 from another", a.status, a.endpoint(), first.endpoint())
+	}
+	if n := asked(engines); n != 3 {
+		t.Errorf("engines were asked %d times for two requests, want 3", n)
+	}
+
+	all := []*engine{newEngine(t, "m"), newEngine(t, "m"), newEngine(t, "m")}
+	for _, e := range all {
+		e.serve = breakOff
+	}
+	r = start(t, still, all...)
 	a := r.post(completions, ids(1, 60))
 	if _, _, code := errorOf(t, a); a.status != http.StatusBadGateway || code != "replica_failed" {
 		t.Errorf("status %d, code %s; want 502, replica_failed", a.status, code)
 	}
-	mu.Lock()
-	defer mu.Unlock()
-	if count != 1 {
-		t.Errorf("engines were asked %d times, want once", count)
+	if n := asked(all); n != 2 {
+		t.Errorf("engines that all break off were asked %d times, want 2", n)
+	}
+	if n := r.metric("replica_in_flight"); n != 0 {
+		t.Errorf("%v requests in flight, want 0", n)
 	}
 }
 

@@ -229,6 +229,9 @@ type Status struct {
 	Reason    string // why not
 }
 
+// Answered reports whether some indexer has told its replicas, now or before.
+func (c *Client) Answered() bool { return c.fleet.Load() != nil }
+
 // Status describes the connection as the watch sees it.
 func (c *Client) Status() Status {
 	s := Status{Addresses: c.addresses, Connected: true}

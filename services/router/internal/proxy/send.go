@@ -45,14 +45,20 @@ func newTransport(cfg Config) *http.Transport {
 // sender is the [http.RoundTripper] that finds a replica for each request.
 type sender Proxy
 
+// maxResend is how often a request that an engine may have seen is sent again,
+// to another one. More would let a request that kills engines kill them all.
+const maxResend = 1
+
 // RoundTrip sends the request to the replica that was chosen, and to the next
-// while no connection can be made.
+// while no connection can be made. A generation whose connection breaks before
+// the answer has begun is sent again too: it changes nothing but caches.
 func (s *sender) RoundTrip(req *http.Request) (*http.Response, error) {
 	x := exchangeOf(req.Context())
 	if x == nil {
 		return nil, errNoExchange
 	}
 	var last error
+	resent := 0
 	for {
 		d, err := x.choose(x.tried)
 		if err != nil {
@@ -65,8 +71,12 @@ func (s *sender) RoundTrip(req *http.Request) (*http.Response, error) {
 		switch {
 		case err == nil:
 			return resp, nil
-		case sent || req.Context().Err() != nil || exhausted(err):
+		case req.Context().Err() != nil || exhausted(err):
 			return nil, err
+		case sent && (!x.routed || !brokenOff(err) || resent == maxResend):
+			return nil, err
+		case sent:
+			resent++
 		}
 		last = &connectError{replica: d.Chosen().Name, err: err}
 		s.fleet.Failed(d.Chosen().Name, err)
@@ -80,6 +90,13 @@ func (s *sender) RoundTrip(req *http.Request) (*http.Response, error) {
 func dialing(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "dial"
+}
+
+// brokenOff reports that a connection ended where an answer was to begin, as it
+// does when the engine's process dies.
+func brokenOff(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 // exhausted reports that a connection failed for want of something here, which
