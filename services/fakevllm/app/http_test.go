@@ -300,6 +300,7 @@ func TestRefusedRequests(t *testing.T) {
 		{object{"n": 0}, "n"},
 		{object{"n": 100_000}, "n"},
 		{object{"max_tokens": "many"}, "body.max_tokens"},
+		{object{"max_tokens": 1_000_000}, "input_tokens"},
 		{object{"stream_options": object{"include_usage": true}}, "stream_options"},
 		{object{"prompt": []any{"", "x"}}, ""},
 		{object{"prompt_embeds": "AAAA"}, ""},

@@ -420,6 +420,14 @@ func TestBatchIsJudgedAsAWhole(t *testing.T) {
 		t.Errorf("%v cached tokens counted for a batch, want none", n)
 	}
 
+	// Several answers to one prompt: the later ones hit what the first one stored.
+	r := request(t, prompt(0, 40))
+	r.N = 2
+	p.Observe(send(t, p, r), 40, 32)
+	if n := testutil.ToFloat64(p.metrics.Cached.WithLabelValues(Precise)); n != 0 {
+		t.Errorf("%v cached tokens counted for two answers, want none", n)
+	}
+
 	var many []string
 	for i := range 50 {
 		many = append(many, prompt(1000*i, 40))
