@@ -74,7 +74,7 @@ func TestIndexerDown(t *testing.T) {
 func TestRedisKilled(t *testing.T) {
 	t.Parallel()
 
-	f := startFleet(t)
+	f := startFleet(t, patient...)
 	l := f.startLoad(t, bodies(t, 200, 3), 0, 1)
 	harness.Eventually(t, "load", l.await(60))
 	f.redis.Kill(t)
@@ -109,7 +109,7 @@ func TestRedisKilled(t *testing.T) {
 func TestRouterKilled(t *testing.T) {
 	t.Parallel()
 
-	f := startFleet(t)
+	f := startFleet(t, patient...)
 	l := f.startLoad(t, bodies(t, 200, 4), 1)
 	harness.Eventually(t, "load", l.await(40))
 	f.routers[0].Kill(t)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -43,9 +44,15 @@ type fleet struct {
 	routerOps  []string
 }
 
-// startFleet starts three engines, Redis, an indexer and two precise routers,
-// and waits until both routers decide from live streams.
-func startFleet(t *testing.T) *fleet {
+// patient routers wait for the indexer for as long as a busy machine may take to
+// answer, and for less than the indexer waits for Redis. They are for tests of what
+// the index says: a missed deadline is a right reason to answer as approximate.
+var patient = []string{"-index-deadline", "500ms"}
+
+// startFleet starts three engines, Redis, an indexer and two precise routers with
+// the given arguments beside the fleet's own, and waits until both routers decide
+// from live streams.
+func startFleet(t *testing.T, routerArgs ...string) *fleet {
 	t.Helper()
 	f := &fleet{engines: map[string]*harness.Process{}, engineURL: map[string]string{}}
 
@@ -70,7 +77,7 @@ func startFleet(t *testing.T) *fleet {
 		f.routerOps = append(f.routerOps, "http://"+ops)
 		f.routers = append(f.routers, harness.Start(t, fmt.Sprintf("router-%d", i), harness.Program(t, "router"), append([]string{
 			"-listen", listen, "-listen-ops", ops, "-indexer", grpc, "-seed", strconv.Itoa(i + 1), "-scrape-interval", "100ms",
-		}, list...)...))
+		}, slices.Concat(list, routerArgs)...)...))
 	}
 	f.waitPrecise(t, "sim-a", "sim-b", "sim-c")
 	return f
