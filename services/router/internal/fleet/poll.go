@@ -93,8 +93,8 @@ func (f *Fleet) heard(r *replica, page enginemetrics.Metrics, how outcome, err e
 	r.mu.Lock()
 	was, first, before := r.state.reachable, !r.state.polled, r.state.page.StartTime
 	r.state.apply(how, err)
-	if !r.state.reachable {
-		r.state.modelsAt = time.Time{} // ask again when it is back
+	if !was || !r.state.reachable {
+		r.state.modelsAt = time.Time{} // what was listed while it was away may be old
 	}
 	restarted := false
 	if how == answered {
