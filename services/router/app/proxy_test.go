@@ -150,6 +150,13 @@ func TestEngineThatBreaksOff(t *testing.T) {
 		t.Errorf("engines were asked %d times for two requests, want 3", n)
 	}
 
+	only := newEngine(t, "m")
+	only.serve = breakOff
+	alone := start(t, still, only)
+	if _, _, code := errorOf(t, alone.post(completions, ids(1, 60))); code != "replica_failed" {
+		t.Errorf("code %s with nobody else to ask, want replica_failed: it was reached", code)
+	}
+
 	all := []*engine{newEngine(t, "m"), newEngine(t, "m"), newEngine(t, "m")}
 	for _, e := range all {
 		e.serve = breakOff

@@ -47,7 +47,7 @@ func NewMetrics(reg prometheus.Registerer) *Metrics {
 		}, []string{"route", "code"}),
 		Retries: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "prefixroute_router_retries_total",
-			Help: "Connections to a replica that could not be made; the request goes to another one if there is one.",
+			Help: "Requests that a replica did not take or broke off before its answer; each goes to another one if there is one.",
 		}),
 		Upstream: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "prefixroute_router_upstream_errors_total",

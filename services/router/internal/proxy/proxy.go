@@ -6,8 +6,9 @@
 //
 //   - A request's body reaches the engine byte for byte, and an answer's body the
 //     client. Nothing waits for more of an answer.
-//   - A request is sent to another replica only while no connection was had for
-//     it, so no engine ever computes it twice.
+//   - A request is sent to another replica while no connection was had for it,
+//     and once more if it is a generation whose connection broke before the
+//     answer had begun. After the first byte there is no other replica.
 //   - An answer that breaks off is broken off towards the client too. It never
 //     looks complete.
 //   - Whatever way a request ends, what was counted for it in flight is taken back.

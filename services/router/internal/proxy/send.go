@@ -77,11 +77,13 @@ func (s *sender) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		case sent:
 			resent++
+			last = err
+		default:
+			last = &connectError{replica: d.Chosen().Name, err: err}
 		}
-		last = &connectError{replica: d.Chosen().Name, err: err}
 		s.fleet.Failed(d.Chosen().Name, err)
 		s.metrics.Retries.Inc()
-		s.log.InfoContext(req.Context(), "replica could not be reached", "replica", d.Chosen().Name, "err", err)
+		s.log.InfoContext(req.Context(), "replica lost a request", "replica", d.Chosen().Name, "err", err)
 		x.tried = append(x.tried, d.Chosen().Name)
 	}
 }
