@@ -151,7 +151,10 @@ func (a *App) Run(ctx context.Context) error {
 	}
 
 	front, fctx := errgroup.WithContext(ctx)
-	front.Go(func() error { return serve(ctx, fctx, public, a.public, a.cfg.DrainTimeout, "clients") })
+	front.Go(func() error {
+		a.settle(fctx)
+		return serve(ctx, fctx, public, a.public, a.cfg.DrainTimeout, "clients")
+	})
 	front.Go(func() error { return serve(ctx, fctx, admin, a.ops, a.cfg.DrainTimeout, "ops") })
 	front.Go(func() error {
 		<-fctx.Done()
@@ -186,9 +189,28 @@ func Run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	return a.Run(ctx)
 }
 
-// indexGrace is how long a router that starts waits for its indexer before it
-// takes traffic without.
-const indexGrace = 3 * time.Second
+const (
+	// indexGrace is how long a router that starts waits for its indexer before it
+	// takes traffic without.
+	indexGrace = 3 * time.Second
+	// settleStep is the pause between two looks at whether it is ready.
+	settleStep = 5 * time.Millisecond
+)
+
+// settle returns when the router is ready, after its grace, or with ctx.
+// Requests that come meanwhile wait in the listener: a few milliseconds, where an
+// answer of ignorance would be a refusal or a cold cache.
+func (a *App) settle(ctx context.Context) {
+	tick := time.NewTicker(settleStep)
+	defer tick.Stop()
+	for a.ready() != nil && time.Since(a.made) < indexGrace {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
 
 // ready says why this router should get no traffic. A router that joins others
 // knows nothing of its own: without the index it would send every prompt to where

@@ -2,6 +2,7 @@ package app
 
 import (
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -46,4 +47,18 @@ func unanswered(t *testing.T) *indexclient.Client {
 		}
 	})
 	return c
+}
+
+// TestFirstRequestWaits: a request that comes before the router knows anything
+// waits for what it will know, instead of being refused or sent at random.
+func TestFirstRequestWaits(t *testing.T) {
+	t.Parallel()
+
+	x := newIndexer(t, live("a"), live("b"))
+	x.set(func(x *indexer) { x.held["b"] = 2 })
+	engines := []*engine{newEngine(t, "m"), newEngine(t, "m")}
+	r := launch(t, func(c *Config) { c.Indexers = []string{x.addr} }, engines...)
+	if a := r.post(completions, ids(1, 60)); a.status != http.StatusOK || a.endpoint() != "b" || a.index() != "precise" {
+		t.Errorf("first request: status %d from %s by the %s index, want the precise holder b", a.status, a.endpoint(), a.index())
+	}
 }

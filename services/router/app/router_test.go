@@ -33,9 +33,16 @@ type router struct {
 	done   chan error
 }
 
-// start runs a router over the engines, which get the names a, b, c and so on,
-// and waits until each was asked.
+// start launches a router and waits until each engine was asked.
 func start(t *testing.T, configure func(*Config), engines ...*engine) *router {
+	t.Helper()
+	r := launch(t, configure, engines...)
+	r.eventually("the fleet to be known", func() bool { return r.app.fleet.Ready() == nil })
+	return r
+}
+
+// launch runs a router over the engines, which get the names a, b, c and so on.
+func launch(t *testing.T, configure func(*Config), engines ...*engine) *router {
 	t.Helper()
 	cfg := DefaultConfig()
 	cfg.Listen, cfg.ListenOps = "127.0.0.1:0", "127.0.0.1:0"
@@ -55,7 +62,6 @@ func start(t *testing.T, configure func(*Config), engines ...*engine) *router {
 	r := &router{t: t, app: app, client: &http.Client{Transport: &http.Transport{DisableCompression: true}}, stop: cancel, done: make(chan error, 1)}
 	go func() { r.done <- app.Run(ctx) }()
 	t.Cleanup(r.end)
-	r.eventually("the fleet to be known", func() bool { return app.fleet.Ready() == nil })
 	return r
 }
 
