@@ -134,70 +134,29 @@ func (f *fleet) waitPrecise(t *testing.T, names ...string) {
 	}
 }
 
-// blocks is one atomic snapshot of what an engine holds, or is believed to hold.
-type blocks struct {
-	LastSeq *int64  `json:"last_seq"`
-	Pending int     `json:"pending_events"`
-	Blocks  []block `json:"blocks"`
-}
-
-type block struct {
-	Hash   string `json:"hash"`
-	Key    string `json:"key"`
-	Group  int    `json:"group"`
-	Medium string `json:"medium"`
-	Copies int    `json:"copies"`
-}
-
 // requireEqualSets waits until the indexer has applied all that an engine
 // published, and then requires the two sets to be one, block by block.
 func (f *fleet) requireEqualSets(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		harness.Eventually(t, "index equals "+name, func(ctx context.Context) error {
-			var held, believed blocks
+			var held, believed harness.Blocks
 			if err := getJSON(ctx, f.engineURL[name]+"/admin/blocks", &held); err != nil {
 				return err
 			}
 			if err := getJSON(ctx, f.indexerOps+"/replicas/"+name+"/blocks", &believed); err != nil {
 				return err
 			}
-			if held.LastSeq == nil || believed.LastSeq == nil || *held.LastSeq != *believed.LastSeq || held.Pending > 0 {
-				return fmt.Errorf("engine is at %v, index at %v", deref(held.LastSeq), deref(believed.LastSeq))
+			if err := harness.Comparable(held, believed); err != nil {
+				return err
 			}
-			if diff := difference(held.Blocks, believed.Blocks); diff != "" {
-				// At one and the same sequence number nothing may differ, not even for a moment.
-				t.Fatalf("%s at sequence %d: %s", name, *held.LastSeq, diff)
-			}
-			if len(held.Blocks) == 0 {
-				return fmt.Errorf("%s holds nothing yet", name)
+			if diff := harness.Difference(held, believed); diff != "" {
+				// At one and the same batch nothing may differ, not even for a moment.
+				t.Fatalf("%s at batch %d: %s", name, held.At(), diff)
 			}
 			return nil
 		})
 	}
-}
-
-func deref(p *int64) int64 {
-	if p == nil {
-		return -1
-	}
-	return *p
-}
-
-func difference(held, believed []block) string {
-	in := map[block]int{}
-	for _, b := range held {
-		in[b]++
-	}
-	for _, b := range believed {
-		in[b]--
-	}
-	for b, n := range in {
-		if n != 0 {
-			return fmt.Sprintf("%d blocks held, %d believed; for one %+v they differ by %d", len(held), len(believed), b, n)
-		}
-	}
-	return ""
 }
 
 func getJSON(ctx context.Context, url string, v any) error {

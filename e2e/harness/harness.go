@@ -25,13 +25,17 @@ const Deadline = 30 * time.Second
 
 // programs are built once for all tests of a process.
 var programs = sync.OnceValues(func() (string, error) {
+	root, err := Root()
+	if err != nil {
+		return "", err
+	}
 	dir, err := os.MkdirTemp("", "prefixroute-e2e-")
 	if err != nil {
 		return "", err
 	}
 	for _, p := range []string{"services/fakevllm", "services/indexer", "services/router", "cmd/prefixroute"} {
 		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, filepath.Base(p)), ".")
-		cmd.Dir = filepath.Join("..", p)
+		cmd.Dir = filepath.Join(root, p)
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return dir, fmt.Errorf("build %s: %w\n%s", p, err, out)
@@ -39,6 +43,24 @@ var programs = sync.OnceValues(func() (string, error) {
 	}
 	return dir, nil
 })
+
+// Root is the folder of the workspace that the tests run in.
+func Root() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.work")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("no folder above the test has a go.work")
+		}
+		dir = parent
+	}
+}
 
 // Cleanup removes the programs; TestMain calls it after the last test.
 func Cleanup() error {
