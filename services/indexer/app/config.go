@@ -147,6 +147,10 @@ func (c Config) Validate() error {
 			bad("%s is %v, expected at least 1ms", d.flag, d.value)
 		}
 	}
+	// ZMTP tells the peer in tenths of a second, in 16 bits.
+	if most := time.Hour; c.HeartbeatInterval > most || c.HeartbeatTimeout > most/2 {
+		bad("heartbeat-interval is %v and heartbeat-timeout %v, expected at most %v and %v", c.HeartbeatInterval, c.HeartbeatTimeout, most, most/2)
+	}
 	for _, n := range []struct {
 		flag       string
 		value, max int

@@ -40,6 +40,8 @@ type Writer struct {
 	// script call; Redis does nothing else meanwhile. Beyond it the set is
 	// written as a whole, aside.
 	maxDelta int
+	// auditEvery is [auditInterval], but in tests.
+	auditEvery time.Duration
 
 	// Guarded by mu.
 	mu     sync.Mutex
@@ -49,6 +51,7 @@ type Writer struct {
 
 // replicaCopy is what the writer knows of one replica's durable copy.
 type replicaCopy struct {
+	replica *belief.Replica
 	token   uint64 // 0 = not acquired yet
 	rev     string // last known revision
 	n       uint64 // numbers revisions
@@ -61,7 +64,7 @@ type replicaCopy struct {
 func NewWriter(s *Store, m *Metrics, log *slog.Logger) *Writer {
 	return &Writer{
 		store: s, metrics: m, log: log,
-		wake: make(chan struct{}, 1), maxDelta: maxDelta,
+		wake: make(chan struct{}, 1), maxDelta: maxDelta, auditEvery: auditInterval,
 		dirty: map[string]*belief.Replica{}, copies: map[string]*replicaCopy{},
 	}
 }
@@ -96,7 +99,7 @@ func (w *Writer) copyOf(r *belief.Replica) *replicaCopy {
 	defer w.mu.Unlock()
 	c := w.copies[r.Name()]
 	if c == nil {
-		c = &replicaCopy{whole: true}
+		c = &replicaCopy{replica: r, whole: true}
 		w.copies[r.Name()] = c
 	}
 	return c
@@ -159,13 +162,19 @@ func (w *Writer) takeOver(ctx context.Context, r *belief.Replica, c *replicaCopy
 	return w.store.Load(ctx, r.Name())
 }
 
-// Run writes until ctx ends. What is dirty then is left to Flush.
+// Run writes until ctx ends, and looks now and then whether what was written is
+// still there. What is dirty then is left to Flush.
 func (w *Writer) Run(ctx context.Context) {
 	failures := 0
+	audit := time.NewTicker(w.auditEvery)
+	defer audit.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-audit.C:
+			w.audit(ctx)
+			continue
 		case <-w.wake:
 		}
 		if !sleep(ctx, flushInterval) {

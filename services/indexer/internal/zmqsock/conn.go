@@ -46,9 +46,11 @@ func (c *Client) openSockets(cn *conn, monitor string) (err error) {
 	}
 	if err := errors.Join(c.options(cn.sub, cn.endpoint),
 		cn.sub.SetReconnectIvl(-1),
-		// The queue behind the socket is what bounds memory, with a count of
-		// what it drops; the socket's own mark only covers one poll interval.
-		cn.sub.SetRcvhwm(10_000),
+		// The queue behind the socket is what bounds memory, with a count of what
+		// it drops, and the poller does nothing but move messages there. A mark of
+		// the socket's own would make libzmq stop reading, heartbeats included,
+		// and abort the process afterwards (libzmq #4767, open in 4.3.4 and 4.3.5).
+		cn.sub.SetRcvhwm(0),
 		cn.sub.SetSubscribe("")); err != nil {
 		return fmt.Errorf("set socket options: %w", err)
 	}
