@@ -32,6 +32,18 @@ race: deps ## run every test under the race detector
 demo: deps ## three engines, an indexer and two routers in one process: approximate against precise
 	CGO_ENABLED=1 go run ./cmd/prefixroute demo
 
+.PHONY: up
+up: ## build the images and start the whole system in containers
+	PREFIXROUTE_COMMIT=$$(git rev-parse HEAD) docker compose up --detach --build
+
+.PHONY: down
+down: ## stop it; its volume stays
+	docker compose down
+
+.PHONY: e2e-compose
+e2e-compose: ## end-to-end test of docker-compose.yml on real containers
+	scripts/compose-e2e
+
 .PHONY: fuzz
 fuzz: deps ## run every fuzz target for FUZZTIME (10s)
 	scripts/fuzz $(FUZZTIME)
@@ -49,7 +61,7 @@ tools: .bin/.stamp ## build the pinned developer tools into .bin/
 
 .PHONY: lint
 lint: tools ## golangci-lint in every module, buf lint and format
-	for m in $(MODULES); do (cd $$m && $(CURDIR)/.bin/golangci-lint run --config $(CURDIR)/.golangci.yml ./...); done
+	for m in $(MODULES); do (cd $$m && $(CURDIR)/.bin/golangci-lint run --config $(CURDIR)/.golangci.yml --build-tags compose ./...); done
 	.bin/buf lint
 	.bin/buf format --diff --exit-code
 

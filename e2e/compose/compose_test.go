@@ -69,7 +69,8 @@ func testCompare(t *testing.T, s *stack) {
 		Wrong, Errors int
 		HitRate       float64 `json:"hit_rate"`
 	}
-	if err := json.Unmarshal([]byte(out[strings.Index(out, "[\n"):]), &results); err != nil {
+	_, list, _ := strings.Cut(out, "[\n") // progress comes before it
+	if err := json.Unmarshal([]byte("["+list), &results); err != nil {
 		t.Fatalf("%v in %s", err, out)
 	}
 	t.Logf("%+v", results)

@@ -44,13 +44,13 @@ func TestParseConfigReportsAllMistakes(t *testing.T) {
 
 	_, err := parse(map[string]string{"PREFIXROUTE_INDEXER_QUEUE_MIB": "many"},
 		"-listen-grpc", "nope", "-listen-ops", "nope2", "-redis", "redis://user:hunter2@h:x", "-redis-prefix", "",
-		"-replicas-file", "/does/not/exist", "-down-after", "-1s", "-heartbeat-timeout", "0s", "-replay-attempts", "0", "-replay-concurrency", "1001")
+		"-replicas-file", "/does/not/exist", "-down-after", "-1s", "-heartbeat-interval", "2h", "-heartbeat-timeout", "0s", "-replay-attempts", "0", "-replay-concurrency", "1001")
 	if err == nil {
 		t.Fatal("no error")
 	}
 	for _, want := range []string{
 		"PREFIXROUTE_INDEXER_QUEUE_MIB", "listen-grpc is \"nope\"", "listen-ops is \"nope2\"", "redis is", "redis-prefix is empty", "/does/not/exist",
-		"no replicas", "down-after is -1s", "heartbeat-timeout is 0s", "replay-attempts is 0", "replay-concurrency is 1001",
+		"no replicas", "down-after is -1s", "heartbeat-interval is 2h0m0s", "heartbeat-timeout is 0s", "replay-attempts is 0", "replay-concurrency is 1001",
 	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("error lacks %q:\n%v", want, err)
