@@ -60,10 +60,11 @@ func TestIndexerDown(t *testing.T) {
 			t.Fatalf("request %d: index %q without an indexer, want approximate", i, r.index)
 		}
 	}
-	// The medians, because the machine is shared; the bound is the deadline of a
-	// Match, which a dead indexer may cost each request.
+	// The bound is the deadline of a Match, which a dead indexer may cost each
+	// request, beside the usual time; twice that, and medians, because the machine
+	// is shared.
 	const deadline = 20 * time.Millisecond
-	if with, without := median(usual), median(replies); without > with+deadline {
+	if with, without := median(usual), median(replies); without > 2*with+deadline {
 		t.Errorf("median answer %v without the indexer, %v with it; want at most %v more", without, with, deadline)
 	}
 	f.eventuallyOnPage(t, f.routerOps[0], "prefixroute_router_indexer_connected 0")
