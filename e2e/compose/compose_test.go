@@ -110,14 +110,17 @@ func testScale(t *testing.T, s *stack) {
 	}
 }
 
-// testKill kills every container but the port in front, which is the only way
-// in, one after the other under load.
+// testKill kills one container after the other under load. The port in front
+// comes last and without a load: it is the only way in.
 func testKill(t *testing.T, s *stack) {
-	number := 100
-	for _, service := range []string{"router", "sim-b", "indexer", "redis"} {
-		id := s.container(t, service, 1)
-		number++
-		stop := background(t, s.url("PORT"), number)
+	for i, c := range []struct {
+		service string
+		n       int
+	}{
+		{"router", 1}, {"router", 3}, {"sim-a", 1}, {"sim-b", 1}, {"sim-c", 1}, {"indexer", 1}, {"redis", 1}, {"router-approximate", 1},
+	} {
+		service, id := c.service, s.container(t, c.service, c.n)
+		stop := background(t, s.url("PORT"), 100+i)
 		s.must(t, "docker", "kill", id)
 		s.tellsTruth(t, service)
 		s.must(t, "docker", "start", id)
@@ -130,6 +133,12 @@ func testKill(t *testing.T, s *stack) {
 		}
 	}
 	s.requireEqualSets(t)
+
+	front := s.container(t, "front", 1)
+	s.must(t, "docker", "kill", front)
+	s.must(t, "docker", "start", front)
+	s.waitRouters(t, 4)
+	requireAnswered(t, send(t.Context(), s.url("PORT"), window(t, 1, 199)))
 }
 
 // tellsTruth waits until the metrics say what was killed.
@@ -139,8 +148,8 @@ func (s *stack) tellsTruth(t *testing.T, killed string) {
 	switch killed {
 	case "router":
 		eventuallyOnPage(t, s.url("STATUS_PORT")+"/metrics", `haproxy_backend_active_servers{proxy="routers"} 3`)
-	case "sim-b":
-		eventuallyOnPage(t, indexer, `prefixroute_indexer_replica_state{replica="sim-b",state="live"} 0`)
+	case "sim-a", "sim-b", "sim-c":
+		eventuallyOnPage(t, indexer, `prefixroute_indexer_replica_state{replica="`+killed+`",state="live"} 0`)
 	case "redis":
 		eventuallyOnPage(t, indexer, "prefixroute_indexer_store_up 0")
 	case "indexer":
