@@ -40,7 +40,8 @@ func newCompareCommand() *cobra.Command {
 forces evictions after half of it. Without --router, each side gets an indexer,
 a router and three simulated engines of its own, in this process. With --router,
 the sides run one after the other on the given servers, which are emptied before
-each (fakevllm: /admin/evict, vLLM: /reset_prefix_cache in development mode).
+each (fakevllm: /admin/evict, vLLM: /reset_prefix_cache in development mode). An
+approximate router that ran before still believes what it sent then: restart it.
 
 Exit code 0 means that every request was answered, not that one side won.`,
 		Example: `  prefixroute compare
