@@ -67,7 +67,7 @@ func TestIndexerDown(t *testing.T) {
 	if with, without := median(usual), median(replies); without > 2*with+deadline {
 		t.Errorf("median answer %v without the indexer, %v with it; want at most %v more", without, with, deadline)
 	}
-	f.eventuallyOnPage(t, f.routerOps[0], "prefixroute_router_indexer_connected 0")
+	harness.EventuallyOnPage(t, f.routerOps[0], "prefixroute_router_indexer_connected 0")
 }
 
 // TestRedisKilled goes on from memory while Redis is gone, and writes the whole
@@ -99,7 +99,7 @@ func TestRedisKilled(t *testing.T) {
 	f.requireEqualSets(t, everyEngine...)
 
 	// What was written since is whole: a fresh process starts from it.
-	harness.Eventually(t, "the copy is whole again", func(context.Context) error { return copyIsWhole(t, f) })
+	harness.EventuallyOnPage(t, f.indexerOps, "prefixroute_indexer_store_up 1", "prefixroute_indexer_store_pending_replicas 0")
 	f.indexer.Kill(t)
 	f.indexer.Restart(t)
 	f.waitPrecise(t, everyEngine...)
@@ -115,7 +115,7 @@ func TestRouterKilled(t *testing.T) {
 	harness.Eventually(t, "load", l.await(40))
 	f.routers[0].Kill(t)
 	harness.Eventually(t, "load on the other router", l.await(80))
-	f.eventuallyOnPage(t, f.indexerOps, "prefixroute_indexer_report_streams 1")
+	harness.EventuallyOnPage(t, f.indexerOps, "prefixroute_indexer_report_streams 1")
 	replies := l.stop()
 	requireAnswered(t, replies)
 	for _, r := range replies {
@@ -149,7 +149,7 @@ func TestEngineKilled(t *testing.T) {
 	}
 	harness.Eventually(t, "the index says that sim-b is gone", func(ctx context.Context) error {
 		var s state
-		if err := getJSON(ctx, f.routerURL[0]+"/prefixroute/state", &s); err != nil {
+		if err := harness.GetJSON(ctx, f.routerURL[0]+"/prefixroute/state", &s); err != nil {
 			return err
 		}
 		for _, r := range s.Replicas {
@@ -159,8 +159,8 @@ func TestEngineKilled(t *testing.T) {
 		}
 		return nil
 	})
-	f.eventuallyOnPage(t, f.routerOps[0], `prefixroute_router_replica_up{replica="sim-b"} 0`)
-	f.eventuallyOnPage(t, f.indexerOps, `prefixroute_indexer_replica_state{replica="sim-b",state="down"} 1`)
+	harness.EventuallyOnPage(t, f.routerOps[0], `prefixroute_router_replica_up{replica="sim-b"} 0`)
+	harness.EventuallyOnPage(t, f.indexerOps, `prefixroute_indexer_replica_state{replica="sim-b",state="down"} 1`)
 	f.engines["sim-b"].Restart(t)
 	f.waitPrecise(t, everyEngine...)
 	harness.Eventually(t, "load on all engines", l.await(150))

@@ -3,7 +3,6 @@ package e2e
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -27,10 +26,6 @@ func TestMain(m *testing.M) {
 }
 
 const model = "tiny"
-
-// client is for everything but the load; its deadline is far above what any
-// answer takes on an idle machine.
-var client = &http.Client{Timeout: harness.Deadline}
 
 // fleet is the whole product as processes on one machine.
 type fleet struct {
@@ -117,7 +112,7 @@ func (f *fleet) waitPrecise(t *testing.T, names ...string) {
 	for _, url := range f.routerURL {
 		harness.Eventually(t, "precise routing", func(ctx context.Context) error {
 			var s state
-			if err := getJSON(ctx, url+"/prefixroute/state", &s); err != nil {
+			if err := harness.GetJSON(ctx, url+"/prefixroute/state", &s); err != nil {
 				return err
 			}
 			want := map[string]bool{}
@@ -134,46 +129,12 @@ func (f *fleet) waitPrecise(t *testing.T, names ...string) {
 	}
 }
 
-// requireEqualSets waits until the indexer has applied all that an engine
-// published, and then requires the two sets to be one, block by block.
+// requireEqualSets compares the index with the named engines, block by block.
 func (f *fleet) requireEqualSets(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		harness.Eventually(t, "index equals "+name, func(ctx context.Context) error {
-			var held, believed harness.Blocks
-			if err := getJSON(ctx, f.engineURL[name]+"/admin/blocks", &held); err != nil {
-				return err
-			}
-			if err := getJSON(ctx, f.indexerOps+"/replicas/"+name+"/blocks", &believed); err != nil {
-				return err
-			}
-			if err := harness.Comparable(held, believed); err != nil {
-				return err
-			}
-			if diff := harness.Difference(held, believed); diff != "" {
-				// At one and the same batch nothing may differ, not even for a moment.
-				t.Fatalf("%s at batch %d: %s", name, held.At(), diff)
-			}
-			return nil
-		})
+		harness.RequireEqualSets(t, name, f.engineURL[name], f.indexerOps)
 	}
-}
-
-func getJSON(ctx context.Context, url string, v any) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return err
-	}
-	req.Header.Set("Accept", "application/json")
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answered %d", url, resp.StatusCode)
-	}
-	return json.NewDecoder(resp.Body).Decode(v)
 }
 
 // reply is what the load notes of one answer.
@@ -195,7 +156,7 @@ func (f *fleet) ask(ctx context.Context, router int, body []byte) reply {
 		return reply{err: err}
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
+	resp, err := harness.Client.Do(req)
 	if err != nil {
 		r.err = err
 		return r

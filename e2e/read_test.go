@@ -1,14 +1,8 @@
 package e2e
 
 import (
-	"context"
-	"errors"
-	"fmt"
-	"io"
-	"net/http"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -37,31 +31,11 @@ func median(replies []reply) time.Duration {
 // text reads a page.
 func text(t *testing.T, url string) string {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, http.NoBody)
+	page, err := harness.Get(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	page, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(page)
-}
-
-// eventuallyOnPage waits for a line on a /metrics page.
-func (f *fleet) eventuallyOnPage(t *testing.T, ops, line string) {
-	t.Helper()
-	harness.Eventually(t, line, func(context.Context) error {
-		if !strings.Contains(text(t, ops+"/metrics"), "\n"+line+"\n") {
-			return errors.New("the page lacks the line")
-		}
-		return nil
-	})
+	return page
 }
 
 // replicaStatus is the part of the indexer's /replicas that the tests read.
@@ -78,7 +52,7 @@ func generationsOf(t *testing.T, f *fleet) map[string]uint64 {
 	var page struct {
 		Replicas []replicaStatus `json:"replicas"`
 	}
-	if err := getJSON(t.Context(), f.indexerOps+"/replicas", &page); err != nil {
+	if err := harness.GetJSON(t.Context(), f.indexerOps+"/replicas", &page); err != nil {
 		t.Fatal(err)
 	}
 	out := map[string]uint64{}
@@ -98,15 +72,3 @@ func allOnes(m map[string]uint64) bool {
 }
 
 var failedWrite = regexp.MustCompile(`(?m)^prefixroute_indexer_store_writes_total\{result="failed"\} [1-9]`)
-
-// copyIsWhole says whether the durable copy has caught up with memory.
-func copyIsWhole(t *testing.T, f *fleet) error {
-	t.Helper()
-	page := text(t, f.indexerOps+"/metrics")
-	for _, want := range []string{"prefixroute_indexer_store_up 1\n", "prefixroute_indexer_store_pending_replicas 0\n"} {
-		if !strings.Contains(page, want) {
-			return fmt.Errorf("the indexer's metrics lack %q", want)
-		}
-	}
-	return nil
-}

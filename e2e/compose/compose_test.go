@@ -144,14 +144,14 @@ func testKill(t *testing.T, s *stack) {
 // tellsTruth waits until the metrics say what was killed.
 func (s *stack) tellsTruth(t *testing.T, killed string) {
 	t.Helper()
-	indexer := s.url("INDEXER_PORT") + "/metrics"
+	indexer := s.url("INDEXER_PORT")
 	switch killed {
 	case "router":
-		eventuallyOnPage(t, s.url("STATUS_PORT")+"/metrics", `haproxy_backend_active_servers{proxy="routers"} 3`)
+		harness.EventuallyOnPage(t, s.url("STATUS_PORT"), `haproxy_backend_active_servers{proxy="routers"} 3`)
 	case "sim-a", "sim-b", "sim-c":
-		eventuallyOnPage(t, indexer, `prefixroute_indexer_replica_state{replica="`+killed+`",state="live"} 0`)
+		harness.EventuallyOnPage(t, indexer, `prefixroute_indexer_replica_state{replica="`+killed+`",state="live"} 0`)
 	case "redis":
-		eventuallyOnPage(t, indexer, "prefixroute_indexer_store_up 0")
+		harness.EventuallyOnPage(t, indexer, "prefixroute_indexer_store_up 0")
 	case "indexer":
 		harness.Eventually(t, "answers say approximate", func(ctx context.Context) error {
 			r := ask(ctx, s.url("PORT"), window(t, 1, 99)[0])
@@ -244,21 +244,6 @@ func testEventsCut(t *testing.T, s *stack) {
 func (s *stack) requireEqualSets(t *testing.T) {
 	t.Helper()
 	for name, url := range s.engines() {
-		harness.Eventually(t, "the index equals "+name, func(ctx context.Context) error {
-			var held, believed harness.Blocks
-			if err := getJSON(ctx, url+"/admin/blocks", &held); err != nil {
-				return err
-			}
-			if err := getJSON(ctx, s.url("INDEXER_PORT")+"/replicas/"+name+"/blocks", &believed); err != nil {
-				return err
-			}
-			if err := harness.Comparable(held, believed); err != nil {
-				return err
-			}
-			if diff := harness.Difference(held, believed); diff != "" {
-				t.Fatalf("%s at batch %d: %s", name, held.At(), diff)
-			}
-			return nil
-		})
+		harness.RequireEqualSets(t, name, url, s.url("INDEXER_PORT"))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/prefixroute/prefixroute/e2e/harness"
 	"github.com/prefixroute/prefixroute/pkg/trace"
 )
 
@@ -34,7 +35,7 @@ func ask(ctx context.Context, url string, body []byte) reply {
 		return reply{err: err}
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := client.Do(req)
+	resp, err := harness.Client.Do(req)
 	if err != nil {
 		return reply{err: err}
 	}

@@ -4,10 +4,7 @@ package compose
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"strconv"
@@ -21,8 +18,6 @@ import (
 // project keeps the test's containers apart from those of somebody who works on
 // the same machine.
 const project = "prefixroute-e2e"
-
-var client = &http.Client{Timeout: harness.Deadline}
 
 // stack is the system of docker-compose.yml, on ports of the test's own.
 type stack struct {
@@ -105,48 +100,10 @@ func (s *stack) engines() map[string]string {
 	return map[string]string{"sim-a": s.url("SIM_A_PORT"), "sim-b": s.url("SIM_B_PORT"), "sim-c": s.url("SIM_C_PORT")}
 }
 
-func get(ctx context.Context, url string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return "", err
-	}
-	req.Header.Set("Accept", "application/json")
-	resp, err := client.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s answered %d: %.200s", url, resp.StatusCode, text)
-	}
-	return string(text), err
-}
-
-func getJSON(ctx context.Context, url string, v any) error {
-	text, err := get(ctx, url)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal([]byte(text), v)
-}
-
-// eventually waits for a line on a /metrics page.
-func eventuallyOnPage(t *testing.T, url, line string) {
-	t.Helper()
-	harness.Eventually(t, line, func(ctx context.Context) error {
-		page, err := get(ctx, url)
-		if err == nil && !strings.Contains(page, "\n"+line+"\n") {
-			err = fmt.Errorf("%s lacks the line", url)
-		}
-		return err
-	})
-}
-
 // metric sums the series of a /metrics page whose name and labels begin with prefix.
 func metric(t *testing.T, url, prefix string) float64 {
 	t.Helper()
-	page, err := get(t.Context(), url)
+	page, err := harness.Get(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +126,7 @@ func metric(t *testing.T, url, prefix string) float64 {
 func (s *stack) waitRouters(t *testing.T, n int) {
 	t.Helper()
 	harness.Eventually(t, strconv.Itoa(n)+" routers behind the port in front", func(ctx context.Context) error {
-		page, err := get(ctx, s.url("STATUS_PORT")+"/metrics")
+		page, err := harness.Get(ctx, s.url("STATUS_PORT")+"/metrics")
 		if err != nil {
 			return err
 		}
@@ -192,7 +149,7 @@ func (s *stack) streamState(ctx context.Context, name string) (string, error) {
 	var page struct {
 		Replicas []struct{ Name, State string }
 	}
-	if err := getJSON(ctx, s.url("INDEXER_PORT")+"/replicas", &page); err != nil {
+	if err := harness.GetJSON(ctx, s.url("INDEXER_PORT")+"/replicas", &page); err != nil {
 		return "", err
 	}
 	for _, r := range page.Replicas {

@@ -29,9 +29,9 @@ func (b Blocks) At() int64 {
 	return *b.LastSeq
 }
 
-// Comparable says why held and believed cannot be compared yet: they are not of
+// settled says why held and believed cannot be compared yet: they are not of
 // one and the same batch, or the engine has something left to say.
-func Comparable(held, believed Blocks) error {
+func settled(held, believed Blocks) error {
 	switch {
 	case held.At() != believed.At():
 		return fmt.Errorf("the engine is at batch %d, the index at %d", held.At(), believed.At())
@@ -43,9 +43,9 @@ func Comparable(held, believed Blocks) error {
 	return nil
 }
 
-// Difference is empty if two snapshots hold the same blocks, in any order, with
+// difference is empty if two snapshots hold the same blocks, in any order, with
 // the same number of copies; else it shows one that differs.
-func Difference(held, believed Blocks) string {
+func difference(held, believed Blocks) string {
 	in := map[Block]int{}
 	for _, b := range held.Blocks {
 		in[b]++
