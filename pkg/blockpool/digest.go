@@ -1,8 +1,7 @@
 package blockpool
 
 import (
-	"encoding/binary"
-
+	"github.com/prefixroute/prefixroute/pkg/hashing"
 	"github.com/prefixroute/prefixroute/pkg/kvevents"
 )
 
@@ -22,9 +21,9 @@ func newDigest(b []byte) digest {
 
 func (d *digest) slice() []byte { return d.bytes[:d.len:d.len] }
 
-// external is the form that events carry: the last 8 bytes, big-endian.
+// external is the form that events carry.
 func (d *digest) external() kvevents.Hash {
-	return kvevents.Hash(binary.BigEndian.Uint64(d.bytes[d.len-8 : d.len]))
+	return kvevents.Hash(hashing.External(d.bytes[:d.len]))
 }
 
 // removed is the event for the loss of one block with this digest.

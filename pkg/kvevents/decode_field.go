@@ -2,8 +2,9 @@ package kvevents
 
 import (
 	"bytes"
-	"encoding/binary"
 	"math"
+
+	"github.com/prefixroute/prefixroute/pkg/hashing"
 )
 
 // hashes reads a list of block hashes. The hashes are never nil without an
@@ -62,19 +63,10 @@ func (r *reader) hash(field string) (Hash, []byte, error) {
 		if len(digest) == 0 {
 			return 0, nil, faultf(ReasonMalformed, "%s holds a hash of 0 bytes", field)
 		}
-		return digestHash(digest), digest, nil
+		return Hash(hashing.External(digest)), digest, nil
 	default:
 		return 0, nil, faultf(ReasonMalformed, "%s holds %v, must be an integer or bytes", field, k)
 	}
-}
-
-// digestHash returns the last 8 bytes as a big-endian number, of a shorter
-// digest all of them. That is how vLLM itself makes an integer of a digest.
-func digestHash(digest []byte) Hash {
-	var low [8]byte
-	tail := digest[max(0, len(digest)-len(low)):]
-	copy(low[len(low)-len(tail):], tail)
-	return Hash(binary.BigEndian.Uint64(low[:]))
 }
 
 func (r *reader) parent() (*Hash, []byte, error) {

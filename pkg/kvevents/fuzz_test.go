@@ -79,7 +79,7 @@ func seedFrames(f *testing.F) {
 	for _, frames := range bugFrames(f) {
 		f.Add(pack(frames))
 	}
-	f.Add(pack(EndFrames()))
+	f.Add(pack(LayoutTopic.End()))
 	f.Add(pack(LayoutBare.End()))
 	f.Add(pack(ReplayRequest(7)))
 }
@@ -138,7 +138,7 @@ func FuzzParseReply(f *testing.F) {
 			}
 			return
 		}
-		again, end, err := ParseReply(m.ReplyFrames())
+		again, end, err := ParseReply(LayoutTopic.Reply(m))
 		if err != nil || end {
 			t.Fatalf("own reply: end %v, %v", end, err)
 		}

@@ -104,14 +104,6 @@ func ParseReplayRequest(frames [][]byte) (identity []byte, start uint64, err err
 	return frames[0], start, nil
 }
 
-// ReplyFrames returns the message as a reply of the newest layout; see
-// [Layout.Reply].
-func (m Message) ReplyFrames() [][]byte { return LayoutTopic.Reply(m) }
-
-// EndFrames returns the mark behind the last reply in the newest layout; see
-// [Layout.End].
-func EndFrames() [][]byte { return LayoutTopic.End() }
-
 // Reply returns the message as a reply. A ROUTER sends the peer's identity in
 // front of it.
 func (l Layout) Reply(m Message) [][]byte {
